@@ -32,7 +32,6 @@ def draw_row(r: random.Random) -> tuple[str, dict[str, Any]]:
         }
     if method == "hgca":
         params |= {"beta": 0, "peak": r.choice([True, False])}
-        params |= {"neighbours": r.choice([0, 2]), "renew": r.choice([0, 1, 4]), "tail": r.choice(["mean", "none"])}
     if method == "hcattention":
         params |= {"groups": 0, "tau": 1.0, "tail": r.choice(["mean", "none"])}
         params |= {"union": r.choice([True, False]), "sink_blocks": r.choice([0, 1])}

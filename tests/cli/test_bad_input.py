@@ -65,10 +65,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--method", "cpu", "--set", "host_dtype=int9"], ["'int9'"]),
         (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
         (["generate", "hello", "--set", "block=99999999999999999999"], ["at most"]),
-        (
-            ["generate", "hello", "--method", "scout", "--set", "recall_file=/nowhere/i.json"],
-            ["no file /nowhere/i.json"],
-        ),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -124,26 +123,6 @@ def test_a_chat_template_that_fails(folder: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
     assert_refused(coattn("generate", "w1", "--model", str(tmp_path)), "chat template", "division by zero")
-
-
-def test_a_profile_of_another_model(folder: Path, tmp_path: Path) -> None:
-    from coattn.hf.architectures import describe_layers
-    from coattn.hf.load import load
-
-    marks = [shape.mark for shape in describe_layers(load(folder, device="cpu").model)]
-    run = ["generate", "w1", "--model", str(folder), "--method", "scout", "--max-new-tokens", "1"]
-    run += ["--set", f"recall_file={tmp_path / 'profile.json'}"]
-
-    def write(marks: list[Any]) -> None:
-        found = {"model": "another", "recall_intervals": [1] * 3, "marks": marks}
-        (tmp_path / "profile.json").write_text(json.dumps(found))
-
-    write([2.0 * mark for mark in marks if mark is not None])
-    assert_refused(coattn(*run), "made for another, not for the model in use", "profile scout")
-    write(marks[:2])
-    assert_refused(coattn(*run), "made for another")
-    write(marks)
-    assert coattn(*run).returncode == 0
 
 
 def test_memory_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

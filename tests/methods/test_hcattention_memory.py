@@ -21,7 +21,7 @@ from coattn.method.table import METHODS
 from coattn.parts.index.codes.index import Codes
 from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
-from coattn_lab.bench.kv import fill_randomly
+from coattn_lab.bench.kv import fill_books, fill_randomly
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_gpu_tier_holds_the_stated_share(params: dict[str, Any], share: floa
         runtime = Runtime([shape], compose(METHODS[method], **params), ledger, 1, tokens)
         running = runtime.begin(Step.of((0,), (0,), (tokens,)))
         if method == "hcattention":
-            cast("Codes", runtime.groups[0].index).books.fill_randomly()
+            fill_books(cast("Codes", runtime.groups[0].index).books)
         runtime.commit(running)
         return ledger.held["gpu"], runtime
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.engine.small import by_transformers, greedy, llm, prompt, small
+from tests.methods.fetched import KV_HEADS, World
 
 import coattn
 from coattn.cache.ledger import Ledger
@@ -55,6 +56,21 @@ def test_without_a_threshold_three_turns_equal_full_attention() -> None:
 
     for own, full in zip(talk("hgca", **EXACT), talk("full"), strict=True):
         torch.testing.assert_close(own, full, atol=2e-4, rtol=1e-3)
+
+
+def test_decode_steps_change_nothing_that_a_prompt_chose() -> None:
+    world = World(METHODS["hgca"], block=8, window_blocks=2, beta=2.5)
+    world.step(90, 40)
+    world.step(1, 1)
+    lists = cast("Entries", world.runtime.groups[0].maintenance).lists
+
+    def kept(head: int) -> list[int]:
+        return lists.positions(1, 0, head)[: int(lists.shown[1, 0, head])].tolist()
+
+    chosen = [kept(head) for head in range(KV_HEADS)]
+    for _ in range(6):
+        world.step(1, 1)
+    assert [kept(head)[: len(own)] for head, own in enumerate(chosen)] == chosen
 
 
 def test_sequences_of_one_length_leave_the_window_one_after_another() -> None:

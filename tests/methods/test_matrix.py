@@ -38,13 +38,6 @@ SMALL_CACHE: dict[str, dict[str, Any]] = {
     "tiered": {"window_blocks": 1},
     "values": {"window_blocks": 1},
 }
-OPTIONS: list[dict[str, Any]] = [
-    {"neighbours": 2, "top_p": 0.8},
-    {"renew": 3},
-    {"tail": "mean"},
-    {"true_query": True},
-]
-"""Parameters that no row of the table sets, beside those above."""
 SMALL_UPKEEP: dict[str, dict[str, Any]] = {
     "heavy_hitters": {"heavy": 0.2, "recent": 6},
     "one_set": {"cache_size": 12},
@@ -97,33 +90,6 @@ def test_whatever_composes_is_what_it_says(row: Method, device: torch.device) ->
     if verdict.own.most is not None:
         assert verdict.own.attended > 8, "the count counts"
         assert verdict.own.error > 0.1, "a budget that leaves so much out cannot be equal"
-
-
-def has(row: Method, options: dict[str, Any]) -> bool:
-    """Whether the row has these parameters, and others by default."""
-    own = compose(row).params
-    return all(own.get(name, value) != value for name, value in options.items())
-
-
-def some(options: dict[str, Any]) -> list[Method]:
-    """Rows with these parameters, one for each rule, maintenance and place."""
-    found = {(row.select, row.maintenance, row.executor): row for row in ROWS if has(row, options)}
-    return list(found.values())
-
-
-@pytest.mark.parametrize(
-    ("row", "options"),
-    [(row, options) for options in OPTIONS for row in some(options)],
-    ids=lambda x: x.name if isinstance(x, Method) else ",".join(x),
-)
-def test_with_options_too(row: Method, options: dict[str, Any], device: torch.device) -> None:
-    verdict = checked(row, device=device, **options)
-    assert not verdict.problems
-    assert verdict.equal is not None
-
-
-def test_every_option_is_some_rows() -> None:
-    assert all(some(options) for options in OPTIONS)
 
 
 @pytest.mark.parametrize("name", METHODS)

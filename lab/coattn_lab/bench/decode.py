@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from coattn.hf.borders import Borders
 from coattn.hf.forward import Session
 from coattn.hf.peer import PEERS, peer_step
 from coattn.hf.random_model import weight_bytes
-from coattn.method.row import Composed, compose, with_schedule
+from coattn.method.row import Composed, Method, compose, find_parts
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
 from coattn.step.trace.step import Timing
@@ -434,3 +434,10 @@ def _time(
 def as_dict(row: Row) -> dict[str, Any]:
     """A row as JSON has it."""
     return asdict(row)
+
+
+def with_schedule(method: Method, schedule: str) -> Method:
+    """The row with another schedule, without parameters that only its own one has."""
+    old, new = find_parts(method)[4], find_parts(replace(method, schedule=schedule))[4]
+    own = old.parameters().keys() - new.parameters().keys()
+    return replace(method, schedule=schedule, params={k: v for k, v in method.params.items() if k not in own})

@@ -38,7 +38,7 @@ def drive(rows: Rows, kv_heads: int, layer: int, drift: Drift) -> Tensor:
 
 
 class DrivenScores:
-    """Stands in for what the digests promise: scores that drift, whatever the query. For `Digests.rescore`.
+    """Stands in for what the digests promise: scores that drift, whatever the query.
 
     The real scores are made all the same, and cost what they cost. Those of all layers are drawn at once, when the
     first layer asks: the draw is not in the way of what is measured.
@@ -83,8 +83,13 @@ def picks_by_digests(group: LayerGroup) -> bool:
 def drive_scores(group: LayerGroup, drift: Drift) -> None:
     """Decode steps of layers that pick by digests pick by scores that change as `drift` says, from now on. To be called
     before a step is captured."""
-    spec = group.cache.spec
-    cast("Digests", group.index).rescore = DrivenScores(drift, list(spec.layers), spec.device)
+    spec, index = group.cache.spec, cast("Digests", group.index)
+    real, driven = index.scores, DrivenScores(drift, list(spec.layers), spec.device)
+
+    def scores(layer: int, q: Tensor, rows: Rows, scale: float) -> Scores:
+        return driven(layer, real(layer, q, rows, scale), rows)
+
+    index.scores = scores  # type: ignore[method-assign]
 
 
 def drive_picks(group: LayerGroup, drift: Drift, slots: tuple[int, ...], length: int, age: int) -> None:
@@ -106,7 +111,8 @@ def drive_picks(group: LayerGroup, drift: Drift, slots: tuple[int, ...], length:
         zero = torch.zeros_like(whole)
         rows = Rows(table, zero + (length - age), table, zero, whole, zero, zero)
         scores = drive(rows, shape.kv_heads, layer, drift._replace(wrong=0.0))[..., :blocks]
-        maintenance.residency.hold(layer, scores.topk(min(maintenance.places, blocks), -1).indices)
+        numbers = scores.topk(min(maintenance.places, blocks), -1).indices
+        maintenance.residency.held[layer][: len(numbers), :, : numbers.shape[-1]] = numbers.int()
 
 
 def _hash(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from coattn.step.runtime import Runtime
 
 if TYPE_CHECKING:
     from coattn.baselines.infinigen.index import PartialKeys
+    from coattn.parts.index.codes.books import Books
     from coattn.parts.index.codes.index import Codes
 
 
@@ -34,10 +35,16 @@ def fill_randomly(runtime: Runtime) -> None:
                 memory.side.fill_randomly()
 
 
+def fill_books(books: Books) -> None:
+    """Random centroids for every layer."""
+    for i, shape in books.layers.items() if books.groups else ():
+        books._set(i, torch.randn_like(books._zeros(shape)))
+
+
 def _fill_codes(index: Codes) -> None:
     """Random centroids, and codes that name any of them."""
     books = index.books
-    books.fill_randomly()
+    fill_books(books)
     for layer, shape in index.memory.layers.items():
         kept = index.memory[layer]
         size = (min(len(kept), SOME), *kept.shape[1:3], books.groups)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from coattn.auto.select import WeightFloor
 
 
+Choose = Callable[[int, int], tuple[Tensor, Tensor]]
+"""`(layer, entries) -> (weights, kept) [kv_heads, entries]`"""
+
+
 def preset_entries(group: LayerGroup, slots: Sequence[int], length: int, shares: Sequence[float]) -> None:
     """Sequences of so many tokens attend to these shares of what lies in DRAM, one KV head after another, over and
     over; of rows that keep lists of entries. What leaves the window from now on is kept at the same shares."""
@@ -37,7 +41,31 @@ def preset_entries(group: LayerGroup, slots: Sequence[int], length: int, shares:
         return weights, weights < share[maintenance.numbers[layer]]
 
     maintenance.keep = keep
-    maintenance.preset(list(slots), length, choose)
+    put_entries(maintenance, list(slots), length, choose)
+
+
+def put_entries(maintenance: Entries, slots: list[int], length: int, choose: Choose) -> None:
+    """Entries of sequences of so many tokens as if they had been chosen: `choose(layer, entries)` says which."""
+    first = maintenance.gpu.first(length + 1)
+    for slot in slots:
+        maintenance._give_up(slot)
+        maintenance.lists.clear([slot])
+        for layer in maintenance.numbers:
+            weights, kept = choose(layer, first * maintenance.block)
+            _fill(maintenance, layer, slot, weights, kept)
+        maintenance._covered[slot] = first
+        maintenance.stale.pop(slot, None)
+    maintenance.lists.show(slots)
+    maintenance.lists.make_room()
+
+
+def _fill(maintenance: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> None:
+    memory, number = maintenance.host[layer], maintenance.numbers[layer]
+    block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
+    ids = torch.tensor(maintenance.table.owned[slot], dtype=torch.int32)
+    for head, own in enumerate(kept):
+        position, source = own.nonzero()[:, 0].int(), memory.data_ptr() + head * one
+        maintenance.lists.fill(number, slot, head, position, weights[head][own], ids, source, block, alone=False)
 
 
 SPREAD = 1.26

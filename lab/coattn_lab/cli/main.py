@@ -18,7 +18,6 @@ from coattn_lab.cli import (
     eval_sweep,
     eval_table,
     eval_tasks,
-    profile,
 )
 from coattn_lab.cli.groups import lab
 
@@ -39,8 +38,6 @@ __all__ = [
     "eval_tasks",
     "main",
 ]
-
-lab.add_command(profile.profile)
 
 
 def main(arguments: list[str] | None = None) -> None:

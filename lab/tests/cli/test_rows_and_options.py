@@ -54,8 +54,6 @@ MEASUREMENTS = [
     f"eval audit {TEXT} --quality 0 --set window_blocks=1",
     "eval table --length 300 --text text.txt --limit 1 --kl 2 --raw --budget 50% --out table.json --rows full,auto,duo",
     "eval table --length 100 --text text.txt --raw --out table.json --rows full",
-    f"profile scout {TEXT} --budget 64 --out intervals.json",
-    f"profile scout {TEXT} --budget 64 --block 64",
     "bench hcattention --table budgets --text text.txt --length 100 --decode 4",
     "bench hcattention --table 3 --text text.txt --length 100 --decode 4",
     "bench hcattention --table renormalise --text text.txt --length 100 --decode 4 --books .",

@@ -78,13 +78,6 @@ class Parts:
         return self.config, self.index, self.select, self.executor, self.schedule, self.maintenance
 
 
-def with_schedule(method: Method, schedule: str) -> Method:
-    """The row with another schedule, without parameters that only its own one has."""
-    old, new = find_parts(method)[4], find_parts(replace(method, schedule=schedule))[4]
-    own = old.parameters().keys() - new.parameters().keys()
-    return replace(method, schedule=schedule, params={k: v for k, v in method.params.items() if k not in own})
-
-
 def compose(method: Method, **overrides: Any) -> Composed:
     """Checks a row and its parameters. Raises one error that lists every mismatch.
 

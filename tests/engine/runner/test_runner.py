@@ -53,8 +53,7 @@ class World:
         plain = params.get("host_dtype", "model") == "model"
         self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
-        chosen = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
-        self.borders = chosen or bool(params.get("renew"))
+        self.borders = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None
         """In 16 bits: how far a logit may be off, of the largest."""
@@ -136,13 +135,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "cpu, all on the GPU": ("cpu", {"block": 8, "window_blocks": 40}),
     "cpu, int8": ("cpu", {"block": 8, "window_blocks": 1, "host_dtype": "int8"}),
     "hgca": ("hgca", {"block": 8, "window_blocks": 2, "beta": 0}),
-    "hgca, options": (
-        "hgca",
-        {"block": 8, "window_blocks": 2, "beta": 1, "neighbours": 1, "top_p": 0.9, "renew": 4, "tail": "mean"},
-    ),
+    "hgca, beta": ("hgca", {"block": 8, "window_blocks": 2, "beta": 1}),
     "hgca, int8": ("hgca", {"block": 8, "window_blocks": 2, "beta": 0, "host_dtype": "int8"}),
     "scout": ("scout", SCOUT),
-    "scout, true query": ("scout", {**SCOUT, "true_query": True}),
     "scout, int8": ("scout", {**SCOUT, "budget": 512, "pool_blocks": 3, "recall_interval": 2, "host_dtype": "int8"}),
     "scout, later": ("scout", {**SCOUT, "pool_blocks": 5, "ahead_from": 2, "dense_layers": 1}),
     "hcattention, keys": ("hcattention", {"block": 8, "window_blocks": 1, "groups": 0, "tau": 1.0}),

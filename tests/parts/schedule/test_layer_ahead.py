@@ -16,7 +16,7 @@ import coattn
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
 from coattn.hf.ahead import Ahead
-from coattn.method.row import Method, compose, with_schedule
+from coattn.method.row import Method, compose
 from coattn.method.table import METHODS
 from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
@@ -25,7 +25,7 @@ from coattn.types import LayerShape, Step
 
 SCOUT = replace(METHODS["scout"], params={**METHODS["scout"].params, "ahead_from": 1})
 """The second layer is the first one ahead."""
-SAME = with_schedule(METHODS["scout"], "same_layer")
+SAME = replace(METHODS["scout"], schedule="same_layer")
 PARAMS = {"block": 4, "budget": 24, "recall_interval": 3}
 LAYERS = 3
 

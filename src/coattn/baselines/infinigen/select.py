@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from coattn.baselines.infinigen.index import PartialKeys
 from coattn.cache.kv import KVCache
@@ -14,7 +15,7 @@ from coattn.errors import ConfigError
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
-from coattn.parts.select.host_tokens import Choice, HostTokens
+from coattn.parts.select.host_tokens import HostTokens
 from coattn.types import BlockList
 
 
@@ -59,7 +60,7 @@ class AlphaBelowMax(HostTokens):
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"alpha": 1e9, "budget": tokens, "share": 1.0, "count": "sequence"}
 
-    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
+    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
         q, width = call.q[:, 0], host.longest
         far = self._keys.scores(call.layer, q, table, call.scale, width)
         # a query that is predicted comes before its own token's key: nobody scores that
@@ -82,4 +83,4 @@ class AlphaBelowMax(HostTokens):
         rank = torch.arange(found.indices.shape[-1], device=best.device)
         taken = (rank < wanted[:, None, None]) & (found.indices < width) & (found.values > -torch.inf)
         order = (~taken).to(torch.uint8).argsort(dim=-1, stable=True)
-        return Choice(found.indices.gather(-1, order).clamp(max=width - 1), taken.sum(-1))
+        return found.indices.gather(-1, order).clamp(max=width - 1), taken.sum(-1)

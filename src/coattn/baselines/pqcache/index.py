@@ -16,15 +16,11 @@ from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
-from coattn.kernels.flush import sum_values
 from coattn.kernels.quantise.cluster import cluster, nearest
 from coattn.part import check_count
 from coattn.parts.index.base import Index
-from coattn.parts.index.codes.means import Means
 from coattn.types import LayerShape
 from coattn.units import ceil_div
-
-TAILS = ("mean", "none")
 
 
 class SubcodeMemory(BlockMemory):
@@ -64,27 +60,20 @@ class PromptCodes(Index):
     help_text = {
         "subvectors": "pieces of a key, each with a code and centroids of its own",
         "subbits": "bits of a code, of which a byte is stored: 2 ** subbits centroids",
-        "tail": "tokens in DRAM that are not chosen count by their codes, as if they had the mean value (mean), or not "
-        "at all (none)",
     }
 
     subvectors: int = 2
     subbits: int = 6
-    tail: str = "none"
     memory: SubcodeMemory = field(init=False, repr=False)
     books: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[slots + 1, kv_heads, pieces, centroids, width]` in the layer's dtype; the last is for padding rows."""
     prompt: Tensor = field(init=False, repr=False)
     """`[slots + 1]` int32: tokens of each sequence when its codebooks were made."""
-    means: Means | None = field(init=False, repr=False, default=None)
-    """Of values, where they stand in for what is not chosen."""
     _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         check_count("subvectors", self.subvectors, 1)
         check_count("subbits", self.subbits, 1, 8)
-        if self.tail not in TAILS:
-            raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(TAILS)}.")
 
     @property
     def centroids(self) -> int:
@@ -92,8 +81,7 @@ class PromptCodes(Index):
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         numbers = (s.kv_heads * self.centroids * s.head_dim * s.dtype.itemsize for s in spec.layers.values())
-        means = Means.bytes(spec.layers, spec.seqs) if self.tail == "mean" else 0
-        return (spec.seqs + 1) * sum(numbers) + means
+        return (spec.seqs + 1) * sum(numbers)
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         d = spec.shape.head_dim
@@ -114,7 +102,6 @@ class PromptCodes(Index):
             size = (spec.seqs + 1, s.kv_heads, self.subvectors, count, s.head_dim // self.subvectors)
             self.books[i] = torch.zeros(size, dtype=s.dtype, device=s.device)
         self.prompt = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
-        self.means = Means(spec.layers, spec.seqs) if self.tail == "mean" else None
 
     def fit(self, layer: int, slot: int, keys: Tensor, first: int, ids: list[int]) -> None:
         """Codebooks of a sequence from its keys `[kv_heads, tokens, d]` but the first ones, and codes of its blocks."""
@@ -130,8 +117,6 @@ class PromptCodes(Index):
         if table is not None and len(kept):  # else no block can be full
             to = table.flush_to
             assert to is not None, "a cache with a DRAM tier has that column"
-            if self.means is not None:
-                sum_values(self.cache.gpu.memory[layer], self.means.sums[layer], table.write_block, to, table.seq)
             keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]
             found = nearest(self._pieces(keys), self.books[layer][table.seq.long()])
             kept[to.long().where(to >= 0, len(kept) - 1)] = found.transpose(-1, -2).to(torch.uint8)
@@ -150,21 +135,10 @@ class PromptCodes(Index):
         codes = codes[:, :, None].expand(-1, -1, asked.shape[2], -1, -1)
         return products.gather(-1, codes).sum(3)
 
-    def counted(self, slot: int, blocks: int) -> None:
-        """A sequence has so many full blocks in DRAM now, and not by decode steps."""
-        if self.means is not None:
-            self.means.recount(self.cache, slot, blocks)
-
-    def recount(self, slot: int, keep: int) -> None:
-        self.truncate(slot, keep)
-
-    def truncate(self, slot: int, keep: int) -> None:
-        self.counted(slot, keep // self.cache.block)
-
     def release(self) -> None:
         if self._taken:
             self.cache.spec.ledger.give("gpu", self._taken)
-        self._taken, self.means = 0, None
+        self._taken = 0
         self.books.clear()
 
     def _pieces(self, keys: Tensor) -> Tensor:

@@ -45,5 +45,4 @@ class PromptBooks(Maintenance):
         for layer in cache.spec.layers:
             index.fit(layer, slot, stored_keys(cache, layer, slot, length), sinks, ids)
         index.prompt[slot] = length
-        index.counted(slot, len(ids))
         self._read.discard(slot)

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from coattn.baselines.pqcache.index import PromptCodes
-from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
-from coattn.parts.select.host_tokens import Choice, HostTokens
+from coattn.parts.select.host_tokens import HostTokens
 from coattn.types import BlockList
 
 
@@ -49,13 +49,10 @@ class CodeTop(HostTokens):
         super().open(cache, index, maintenance)
         self._codes = cast("PromptCodes", index)
 
-    def works(self, config: CacheConfig) -> frozenset[str]:
-        return super().works(config) | {"term"}
-
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"sinks": tokens}
 
-    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
+    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
         width, lens = host.longest, table.column("host_lens")[:, None]
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, width)
         # sizes are those of the prompt, positions are counted now
@@ -76,6 +73,4 @@ class CodeTop(HostTokens):
         count = torch.where(few, lens.clamp(max=whole), chosen)
         # tokens with the same codes are as good as each other: the oldest first, whatever the width
         order = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
-        counts, means = count.clamp(max=room).expand(-1, order.shape[1]), self._codes.means
-        rest = None if means is None else (scores, means.of(call.layer, table, call.shape))
-        return Choice(order, counts, rest)
+        return order, count.clamp(max=room).expand(-1, order.shape[1])

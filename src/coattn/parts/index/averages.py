@@ -12,26 +12,19 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
-from coattn.errors import ConfigError
 from coattn.kernels.average import Average
 from coattn.kernels.upload import upload
-from coattn.part import check_count, check_number
+from coattn.part import check_number
 from coattn.parts.index.base import Index, listed_rows
-from coattn.parts.index.heard import Heard
-from coattn.parts.index.rest import Rest
 from coattn.types import LayerShape
 
-TAILS = ("mean", "none")
 UNKNOWN = -1.0
 """The average of an entry that nobody has weighed yet. None of these is left when a sequence decodes."""
 
 
 @dataclass
 class Averages(Index):
-    """One float32 for each entry and KV head of the GPU's window; the attention over the window keeps them up.
-
-    Beside them, where wanted: the mean key and value of what is not kept (`tail`), and the last queries (`renew`).
-    """
+    """One float32 for each entry and KV head of the GPU's window; the attention over the window keeps them up."""
 
     name = "averages"
     needs = frozenset({"host", "whole_kv"})
@@ -39,35 +32,17 @@ class Averages(Index):
     resumes = True
     help_text = {
         "alpha": "how much of an entry's average weight each step replaces",
-        "tail": "entries in DRAM that are not kept count as if they had their mean value (mean), or not at all (none)",
-        "renew": "decode steps after which entries in DRAM are chosen again, by the last 64 queries; 0: only after a "
-        "prompt or turn",
     }
 
     alpha: float = 0.1
-    tail: str = "none"
-    renew: int = 0
     values: Weights = field(init=False, repr=False)
-    rest: Rest | None = field(init=False, repr=False, default=None)
-    """Of entries that are not kept, where they count."""
-    heard: Heard | None = field(init=False, repr=False, default=None)
-    """The last queries, where decode steps choose by them."""
-    _more: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, 0, 1, above=True)
-        check_count("renew", self.renew, 0)
-        if self.tail not in TAILS:
-            raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(TAILS)}.")
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         window = (getattr(config, "window_blocks", None) or 1) + (1 if spec.plan.lag_tokens else 0)
-        return (spec.seqs * window + spec.padding) * _unit(spec, config.block) + self._beside(spec)
-
-    def _beside(self, spec: CacheSpec) -> int:
-        """Bytes of what is kept beside the averages."""
-        rest = Rest.bytes(spec.layers, spec.seqs) if self.tail == "mean" else 0
-        return rest + (Heard.bytes(spec.layers, spec.seqs) if self.renew else 0)
+        return (spec.seqs * window + spec.padding) * _unit(spec, config.block)
 
     def open(self, cache: KVCache) -> None:
         super().open(cache)
@@ -75,13 +50,6 @@ class Averages(Index):
         blocks = spec.seqs * cache.gpu.width + spec.padding
         spec.ledger.take("gpu", blocks * _unit(spec, cache.block), "Weighing the window's entries")
         self.values = Weights(spec.layers, blocks, cache.block)
-        more = self._beside(spec)
-        spec.ledger.take("gpu", more, "Remembering what is not kept, and the last queries,")
-        self._more = more
-        if self.tail == "mean":
-            self.rest = Rest(spec.layers, spec.seqs)
-        if self.renew:
-            self.heard = Heard(spec.layers, spec.seqs)
 
     def observed(self, layer: int) -> Average:
         return Average(self.values[layer], 1 - self.alpha, self.alpha)
@@ -92,8 +60,7 @@ class Averages(Index):
     def release(self) -> None:
         if hasattr(self, "values"):
             spec = self.cache.spec
-            spec.ledger.give("gpu", self.values.blocks * _unit(spec, self.cache.block) + self._more)
-            self._more, self.rest, self.heard = 0, None, None
+            spec.ledger.give("gpu", self.values.blocks * _unit(spec, self.cache.block))
             del self.values
 
 

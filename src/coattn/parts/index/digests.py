@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,9 +20,6 @@ from coattn.kernels.upload import upload
 from coattn.part import check_number
 from coattn.parts.index.base import Index
 from coattn.types import BlockList
-
-Rescore = Callable[[int, Scores, Rows], Scores]
-"""`(layer, scores, table) -> scores`"""
 
 
 @dataclass
@@ -44,8 +41,6 @@ class Digests(Index):
 
     slack: float = 1.0
     memory: BlockMemory = field(init=False, repr=False)
-    rescore: Rescore | None = field(init=False, repr=False, default=None)
-    """What stands in for the scores of a layer's digests, where a benchmark wants picks to change at a stated rate."""
 
     def __post_init__(self) -> None:
         check_number("slack", self.slack, 0, 1)
@@ -81,8 +76,7 @@ class Digests(Index):
     def scores(self, layer: int, q: Tensor, rows: Rows, scale: float) -> Scores:
         """q `[rows, q_heads, d]` against the blocks in DRAM that a decode step may pick from."""
         softcap = self.cache.spec.layers[layer].softcap
-        found = score_parts(q, self.of(layer), rows, self.cache.block, scale, softcap, self.slack)
-        return found if self.rescore is None else self.rescore(layer, found, rows)
+        return score_parts(q, self.of(layer), rows, self.cache.block, scale, softcap, self.slack)
 
     def listed_scores(self, layer: int, q: Tensor, listed: BlockList, scale: float, sinks: int) -> Tensor:
         """q against any listed blocks -> float32 `[seqs, kv_heads, n]`; see `score_blocks`."""

@@ -19,8 +19,7 @@ class LayerAhead(SameLayer):
     """The host starts on a layer while the GPU is at the layer before, with the query predicted there.
 
     A layer then merges what was started for it with what its real query finds on the GPU. Layers whose query was not
-    predicted, the first above all, run like `same_layer`. With `true_query` the predicted query only picks: the host
-    is handed the layer's own query in the layer's turn, over lists that have been ready since the layer before.
+    predicted, the first above all, run like `same_layer`.
     """
 
     name = "layer_ahead"
@@ -28,12 +27,10 @@ class LayerAhead(SameLayer):
         "ahead_from": "first layer that is started ahead; queries of the very first are predicted badly in many models",
         "norm": "what a predicted query is made of, the input of the layer before: under the layer's own norm (own), "
         "or under that of the layer before, as InfiniGen does (before)",
-        "true_query": "the predicted query only picks; the host attends with the layer's own, in the layer's turn",
     }
 
     ahead_from: int = 3
     norm: str = "own"
-    true_query: bool = False
 
     def __post_init__(self) -> None:
         check_count("ahead_from", self.ahead_from, 1)
@@ -56,11 +53,11 @@ class LayerAhead(SameLayer):
         assert call.table is not None
         bridge = call.table.bridge
         wait = bridge.record_event()
-        handed = [] if self.true_query else self.runs(selection, True)
-        return Started(selection, [bridge.submit(executor, call, work) for executor, work in handed], wait)
+        results = [bridge.submit(executor, call, work) for executor, work in self.runs(selection, True)]
+        return Started(selection, results, wait)
 
     def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
-        if self.true_query or started is None:
+        if started is None:
             return super().run(call, selection)
         states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
         return states + [fetch() for fetch in started.results] or nothing(call)

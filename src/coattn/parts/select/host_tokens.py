@@ -11,25 +11,11 @@ from torch import Tensor
 
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
-from coattn.kernels.softcap import softcap
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
-from coattn.types import BlockList, Selection, Step, Term
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Tokens in DRAM for each KV head."""
-
-    chosen: Tensor
-    """Positions, `[rows, kv_heads, k]` int64."""
-    count: Tensor
-    """How many of them count, `[rows, kv_heads]`."""
-    rest: tuple[Tensor, Tensor] | None = None
-    """Where the others count: scores of all `[rows, kv_heads, group, n]`, anything past a sequence's end; and the value
-    that stands in, `[rows, q_heads, d]` float32."""
+from coattn.types import BlockList, Selection, Step
 
 
 @dataclass
@@ -58,8 +44,9 @@ class HostTokens(Select):
         return False
 
     @abstractmethod
-    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> Choice:
-        """What a decode step attends to in DRAM."""
+    def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
+        """What a decode step attends to in DRAM: positions `[rows, kv_heads, k]` int64, and how many of them count,
+        `[rows, kv_heads]`."""
 
     def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
@@ -68,13 +55,9 @@ class HostTokens(Select):
             return visible
         assert gpu is not None, "a decode step sees its own token"
         assert self.cache.host is not None
-        found = self.choose(call, call.table, gpu, host)
-        self._taken[call.layer][: len(found.count)] = found.count.float().mean(1)
-        listed = list_tokens(host, self.cache.host.memory[call.layer], found.chosen, found.count)
-        if found.rest is None:
-            return Selection.of(gpu, listed)
-        lse = left_out(found.rest[0], found.chosen, found.count, call.table.column("host_lens"), call.shape.softcap)
-        return Selection.of(gpu, listed, Term(found.rest[1][:, None], lse[:, None]))
+        chosen, count = self.choose(call, call.table, gpu, host)
+        self._taken[call.layer][: len(count)] = count.float().mean(1)
+        return Selection.of(gpu, list_tokens(host, self.cache.host.memory[call.layer], chosen, count))
 
     def report(self, step: Step) -> dict[str, Any]:
         """What is attended in DRAM, averaged over layers and KV heads."""
@@ -88,18 +71,6 @@ class HostTokens(Select):
 
     def release(self) -> None:
         self._taken.clear()
-
-
-def left_out(scores: Tensor, chosen: Tensor, count: Tensor, lens: Tensor, cap: float | None) -> Tensor:
-    """`[rows, q_heads]`: log-sum-exp of scores `[rows, kv_heads, group, n]` of the first `lens` `[rows]` tokens but the
-    chosen ones. Tensors only."""
-    width = scores.shape[-1]
-    rank = torch.arange(chosen.shape[-1], device=chosen.device)
-    # what does not count goes to a place past the end
-    at = chosen.where(rank < count[..., None], width).clamp(max=width)
-    taken = torch.zeros(*count.shape, width + 1, dtype=torch.bool, device=scores.device).scatter(-1, at, True)
-    gone = taken[..., :width] | (torch.arange(width, device=scores.device) >= lens[:, None, None])
-    return softcap(scores, cap).masked_fill(gone[:, :, None], -torch.inf).logsumexp(-1).flatten(1)
 
 
 def token_memory(memory: Tensor) -> Tensor:

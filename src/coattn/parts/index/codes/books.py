@@ -89,11 +89,6 @@ class Books:
         if layer not in self.ready:
             self._set(layer, centroids.to(self.layers[layer].device))
 
-    def fill_randomly(self) -> None:
-        """Random centroids for every layer."""
-        for i, s in self.layers.items() if self.groups else ():
-            self._set(i, torch.randn_like(self._zeros(s)))
-
     def _zeros(self, shape: LayerShape) -> Tensor:
         size = (1 if self.shared else self.groups, self.count, shape.head_dim // self.groups)
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)

@@ -14,7 +14,6 @@ from coattn.parts.maintenance.entries.weighing import Weighed, weigh_host, weigh
 from coattn.units import ceil_div
 
 if TYPE_CHECKING:
-    from coattn.parts.index.rest import LeftOut
     from coattn.parts.maintenance.entries.entries import Entries
 
 REST = 2.0
@@ -38,10 +37,6 @@ class Choice:
         """Blocks that are chosen from."""
         self.heard = dict(entries.heard.get(slot, {}))
         self.before = entries.stale[slot]
-        self.left: dict[int, LeftOut] = {}
-        """By layer: what stands in for entries that are not kept, where anything does."""
-        # decode steps that choose again have weighed the window themselves
-        self._new = entries.renewal is None or slot not in entries.renewal.begun
         self._reads = threading.Lock()
         self._still = False
         self._stop = torch.zeros(1, dtype=torch.int32)
@@ -133,9 +128,6 @@ class Choice:
                 known = layer in self.heard
                 kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
                 counts = kept.sum(-1).tolist()  # waits for the keys
-                if entries.left is not None:
-                    q, scale = self.heard.get(layer), entries.scale.get(layer, 1.0)
-                    self.left[layer] = entries.left.weighed(layer, self.slot, kept, q, scale)
             position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
             yield
             if self.waited_for:
@@ -143,7 +135,7 @@ class Choice:
             ends = [0, *itertools.accumulate(counts)]
             for head, (begin, end) in enumerate(itertools.pairwise(ends)):
                 yield from self._fill(layer, head, position[begin:end], weight[begin:end])
-        for layer in entries.cache.spec.layers if self._new else ():
+        for layer in entries.cache.spec.layers:
             where = (layer, self.slot, self.before, self.length - 1)
             self._window.append(weigh_window(entries, *where, self.heard.get(layer), entries.scale.get(layer, 1.0)))
             yield

@@ -22,18 +22,17 @@ from coattn.cache.step_table import StepTable
 from coattn.part import check_number
 from coattn.parts.index.averages import Averages
 from coattn.parts.index.base import Index
-from coattn.parts.index.heard import QUERIES
 from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.entries.beside import Beside
 from coattn.parts.maintenance.entries.choosing import Choice
-from coattn.parts.maintenance.entries.left import LeftEntries
 from coattn.parts.maintenance.entries.lists import EntryLists, PendingAppend, spares
-from coattn.parts.maintenance.entries.renewal import Renewal
-from coattn.parts.maintenance.entries.weighing import addresses, choose_all
+from coattn.parts.maintenance.entries.weighing import addresses
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
 
+QUERIES = 64
+"""Last queries of a prompt or turn that choose."""
 LAG = 8
 """Decode steps for which a block that leaves the window stays attended there."""
 ADDRESSES = 1 << 40
@@ -53,8 +52,7 @@ class Entries(Maintenance):
 
     A prompt or turn chooses among all that lies in DRAM by the weights that its last queries give; after that, entries
     are chosen as they leave the window, by their moving averages. In an engine the choice is made beside the steps of
-    others, once the first token is out; its sequence alone waits for it (`busy`). Where the index remembers queries
-    (`renew`), decode steps choose again the same way.
+    others, once the first token is out; its sequence alone waits for it (`busy`).
     """
 
     name = "entries"
@@ -85,10 +83,6 @@ class Entries(Maintenance):
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
-    left: LeftEntries | None = field(init=False, repr=False, default=None)
-    """Keeps up what stands in for entries that are not kept, where anything does."""
-    renewal: Renewal | None = field(init=False, repr=False, default=None)
-    """Says when decode steps choose again, where they do."""
     choosing: Beside = field(init=False, repr=False)
     """Choices that are made beside the steps."""
 
@@ -125,8 +119,6 @@ class Entries(Maintenance):
             spec.fixed,
             packed,
         )
-        self.left = LeftEntries(self, found.rest) if found.rest is not None else None
-        self.renewal = Renewal(found.heard, found.renew) if found.heard is not None else None
 
     def plan(self, step: Step) -> None:
         self.choosing.go_on()
@@ -138,7 +130,6 @@ class Entries(Maintenance):
             reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
             for slot, _ in reading:
                 self._give_up(slot)
-                self._forget_renewal(slot)
             self._finish([slot for slot, _ in reading])
             for slot, history in reading:
                 self.stale.setdefault(slot, history)
@@ -170,8 +161,6 @@ class Entries(Maintenance):
         if step.phase is Phase.DECODE:
             self._choose_leaving(step)
             self.lists.top_up()
-            if self.renewal is not None:
-                self._renew(step, self.renewal)
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 due = slot in self.stale and slot in self.heard and slot not in step.more
@@ -224,25 +213,6 @@ class Entries(Maintenance):
         """`[layers, kv_heads]`: how much of what lies in DRAM each head attends to, of so many tokens."""
         return self.lists.shown[:, slot].double() / max(1, self.gpu.first(length) * self.block)
 
-    def preset(self, slots: list[int], length: int, choose: Any) -> None:
-        """Entries of sequences of so many tokens as if they had been chosen: `choose(layer, entries)` says which.
-
-        choose: `-> (weights, kept) [kv_heads, entries]`.
-        """
-        first = self.gpu.first(length + 1)
-        for slot in slots:
-            self._give_up(slot)
-            self.lists.clear([slot])
-            for layer in self.numbers:
-                weights, kept = choose(layer, first * self.block)
-                self.lists.put(choose_all(self, layer, slot, weights, kept))
-            self._covered[slot] = first
-            self.stale.pop(slot, None)
-            if self.left is not None:
-                self.left.set(slot, {})
-        self.lists.show(slots)
-        self.lists.make_room()
-
     def heard_of(self) -> tuple[dict[int, Any], ...]:
         return self.stale, self.heard
 
@@ -254,12 +224,6 @@ class Entries(Maintenance):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
         self._unhear(slot, length, keep)
-        if self.renewal is not None:
-            self.renewal.truncate(slot, length, keep)
-            if slot in self.renewal.begun:  # the lists are empty: they are filled before the next step
-                self.stale[slot], self.heard[slot] = keep, self.renewal.queries(slot, keep)
-        if self.left is not None:
-            self.left.recount(slot, first, self._covered[slot]) if keep else self.left.set(slot, {})
         if not keep:
             self.stale.pop(slot, None)
             self.heard.pop(slot, None)
@@ -295,7 +259,6 @@ class Entries(Maintenance):
         self._finish(list(self._leaving))
         if hasattr(self, "lists"):
             self.lists.release()
-            self.left = self.renewal = None
             del self.lists, self.averages
 
     def __del__(self) -> None:
@@ -335,8 +298,6 @@ class Entries(Maintenance):
         where = addresses(self, [self.table.owned[slot][b]])
         kept = self.keep(own, entries)
         self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
-        if self.left is not None:
-            self.left.leave(slot, b, kept)
         self._covered[slot] = b + 1
         if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
             self._leaving[slot].finish()
@@ -349,8 +310,6 @@ class Entries(Maintenance):
         moved = [slot for slot in slots if slot in self._leaving]
         for slot in moved:
             self._leaving.pop(slot).finish()
-            if self.left is not None:
-                self.left.shown(slot)
         if moved:
             self.lists.show(moved)
 
@@ -370,32 +329,10 @@ class Entries(Maintenance):
         for b in range(max(0, ceil_div(length - 1, self.block) - self.gpu.ring), self.gpu.first(length - 1)):
             self.averages.settle(self.gpu.block_id(slot, b))
         self.choosing.end(slot)
-        if self.left is not None:
-            self.left.set(slot, choice.left)
-        if self.renewal is not None:
-            self.renewal.chosen(slot, length - 1, choice.before, choice.heard)
         self.stale.pop(slot)
         self.heard.pop(slot, None)
         self._covered[slot] = choice.first
         self.lists.show([slot])
-
-    def _renew(self, step: Step, renewal: Renewal) -> None:
-        """Begins to choose again for sequences whose turn it is."""
-        for slot, length in zip(step.slots, step.lengths, strict=True):
-            known = self.scale and slot not in self.stale  # queries that came from elsewhere may have had no scale
-            if not known or not renewal.due(slot, length) or not self.gpu.first(length + 1):
-                continue
-            renewal.begun.add(slot)
-            self.stale[slot], self.heard[slot] = length, renewal.queries(slot, length)
-            if self.cache.spec.fixed:
-                self._choose_later(slot, length + 1)
-
-    def _forget_renewal(self, slot: int) -> None:
-        """What decode steps have begun to choose is not wanted any more: a prompt or turn will choose."""
-        if self.renewal is not None and slot in self.renewal.begun:
-            self.renewal.begun.discard(slot)
-            self.stale.pop(slot, None)
-            self.heard.pop(slot, None)
 
     def _choose_later(self, slot: int, length: int) -> None:
         """Beside the steps that follow: the sequence waits, others go on. What is chosen does not depend on when."""

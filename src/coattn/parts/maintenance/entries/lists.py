@@ -31,22 +31,6 @@ def spares(packed: bool) -> int:
     return 2 if packed else 1
 
 
-@dataclass(frozen=True)
-class ChosenEntries:
-    """Entries to keep, one row each, in the order of (layer, slot, KV head, position).
-
-    layer: its number within the group of layers; source: address of the block that the entry lies in, of its KV head;
-    all int64 `[n]` but weight, float32 `[n]`.
-    """
-
-    layer: Tensor
-    slot: Tensor
-    head: Tensor
-    position: Tensor
-    weight: Tensor
-    source: Tensor
-
-
 def _no_blocks() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
@@ -143,33 +127,6 @@ class EntryLists:
     def used_bytes(self) -> int:
         """Bytes of the blocks that some list owns."""
         return (self._next - len(self._free)) * self.block_bytes
-
-    def put(self, chosen: ChosenEntries) -> None:
-        """Adds entries to the ends of their lists, not shown yet. Past the room: BudgetError, and nothing is added."""
-        from coattn import native
-
-        if not len(chosen.layer):
-            return
-        heads, slots = self.stored.shape[2], self.stored.shape[1]
-        key = (chosen.layer * slots + chosen.slot) * heads + chosen.head
-        lists, counts = torch.unique_consecutive(key, return_counts=True)
-        before = self.stored.view(-1)[lists].long()
-        self._widen(int((before + counts).max()))
-        fresh = self._blocks_of(before + counts) - self._blocks_of(before)
-        ids = self._take(int(fresh.sum()))
-        # the new blocks of list i stand in its row from the first that it does not have yet
-        row = torch.repeat_interleave(lists, fresh)
-        column = torch.repeat_interleave(self._blocks_of(before), fresh) + _ranks(fresh)
-        table = self.table.view(-1, self.table.shape[-1])
-        table[row, column] = ids.to(torch.int32)
-        index = torch.repeat_interleave(before, counts) + _ranks(counts)
-        block = table[key, index // self.block].long()
-        place = index % self.block
-        self._position[block, place] = chosen.position.to(torch.int32)
-        self._weight[block, place] = chosen.weight
-        rows = (chosen.position % self.block).to(torch.int32)
-        native.put_rows(self._lists(), lists, counts, chosen.source.contiguous(), rows)
-        self.stored.view(-1)[lists] = (before + counts).to(torch.int32)
 
     def fill(
         self,
@@ -431,9 +388,3 @@ class Stack:
     def pop(self, count: int) -> Tensor:
         self._count -= count
         return self._all[self._count : self._count + count].clone()
-
-
-def _ranks(counts: Tensor) -> Tensor:
-    """0 .. counts[0] - 1, 0 .. counts[1] - 1, and so on."""
-    ends = counts.cumsum(0)
-    return torch.arange(int(ends[-1]) if len(ends) else 0) - torch.repeat_interleave(ends - counts, counts)

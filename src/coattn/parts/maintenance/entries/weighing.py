@@ -11,7 +11,6 @@ from torch import Tensor
 from coattn.kernels.read_keys import read_keys
 from coattn.kernels.reference.append import read_rows
 from coattn.kernels.softcap import softcap
-from coattn.parts.maintenance.entries.lists import ChosenEntries
 
 if TYPE_CHECKING:
     from coattn.parts.maintenance.entries.choosing import Choice
@@ -104,32 +103,10 @@ def weigh_window(
     return Weighed(layer, ids, rows, made)
 
 
-def choose_all(entries: Entries, layer: int, slot: int, weights: Tensor, kept: Tensor) -> ChosenEntries:
-    """The kept of a layer's entries in DRAM `[kv_heads, entries]` of one sequence."""
-    head, position = kept.nonzero(as_tuple=True)
-    ids = torch.tensor(entries.table.owned[slot])[position // entries.block]
-    number = torch.full_like(head, entries.numbers[layer])
-    return ChosenEntries(
-        number,
-        torch.full_like(head, slot),
-        head,
-        position,
-        weights[head, position],
-        _address(entries, number, ids, head),
-    )
-
-
 def addresses(entries: Entries, ids: list[int]) -> Tensor:
     """`[layers, len(ids), kv_heads]`: where the keys of blocks in DRAM begin."""
-    layers, heads = len(entries.numbers), next(iter(entries.cache.spec.layers.values())).kv_heads
-    number = torch.arange(layers)[:, None, None]
-    own, head = torch.tensor(ids)[:, None], torch.arange(heads)
-    return _address(entries, number, own, head)
-
-
-def _address(entries: Entries, number: Tensor, ids: Tensor, head: Tensor) -> Tensor:
-    """Addresses of blocks in DRAM, each of one KV head."""
-    base = torch.tensor([entries.host[layer].data_ptr() for layer in entries.cache.spec.layers])
-    memory = entries.host[next(iter(entries.cache.spec.layers))]
-    block, one = (memory.stride(i) * memory.element_size() for i in (0, 1))
-    return base[number] + ids * block + head * one
+    memories = [entries.host[layer] for layer in entries.cache.spec.layers]
+    base = torch.tensor([memory.data_ptr() for memory in memories])
+    block, one = (memories[0].stride(i) * memories[0].element_size() for i in (0, 1))
+    heads = torch.arange(entries.cache.spec.shape.kv_heads)
+    return base[:, None, None] + torch.tensor(ids)[:, None] * block + heads * one

@@ -21,7 +21,7 @@ from coattn.part import check_count
 from coattn.parts.index.base import Index
 from coattn.parts.index.digests import Digests
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.maintenance.recall.residency import Residency, check_profile, read_intervals
+from coattn.parts.maintenance.recall.residency import Residency
 from coattn.parts.select.base import Select
 from coattn.parts.select.digest_top import DigestTop, newest
 from coattn.parts.select.picks import Picks, rows_of
@@ -46,12 +46,10 @@ class Recall(Maintenance):
     help_text = {
         "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
-        "recall_file": "intervals layer by layer, as `coattn profile scout` writes them; replaces recall_interval",
     }
 
     pool_blocks: int | None = None
     recall_interval: int = 8
-    recall_file: str | None = None
     residency: Residency = field(init=False, repr=False)
     places: int = field(init=False, repr=False, default=0)
     _moved: Tensor = field(init=False, repr=False)
@@ -63,7 +61,6 @@ class Recall(Maintenance):
         check_count("recall_interval", self.recall_interval, 0)
         if self.pool_blocks is not None:
             check_count("pool_blocks", self.pool_blocks, 1)
-        self._intervals = None if self.recall_file is None else read_intervals(self.recall_file)
 
     def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
         """As many places as the budget leaves to the window, and no more than a sequence has blocks."""
@@ -75,8 +72,6 @@ class Recall(Maintenance):
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         spec = cache.spec
-        if self._intervals is not None:
-            check_profile(str(self.recall_file), len(self._intervals), spec.layers)
         if cache.config.uncaptured() is not None and spec.device.type == "cuda":
             raise ConfigError(
                 f"block is {cache.block}, but on a GPU it must be a power of two.", "Set block=16, 32 or 64."
@@ -118,14 +113,11 @@ class Recall(Maintenance):
         cache, picks = self.cache, cast("DigestTop", self.select).picks
         assert cache.host is not None
         lists = picks.of(layer) if picks is not None and table.host else None
-        interval = 0 if lists is None else self._interval(layer)
+        interval = 0 if lists is None else self.recall_interval
         if lists is None:
             lists = Picks(dict(cache.spec.layers), table.memory.batch, cache.gpu.width, self.places).nothing(layer)
         gpu, host, digests = cache.gpu.memory[layer], cache.host.memory[layer], cast("Digests", self.index).of(layer)
         renew(gpu, host, digests, rows_of(table), self.pool(layer), lists, Due(interval, layer), self._moved)
-
-    def _interval(self, layer: int) -> int:
-        return self.recall_interval if self._intervals is None else self._intervals[layer]
 
     def abort(self, step: Step, replayed: bool) -> set[int]:
         if replayed:  # a block that became full has a place, and would get another one
