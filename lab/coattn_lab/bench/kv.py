@@ -31,7 +31,8 @@ def fill_randomly(runtime: Runtime) -> None:
             for basis in cast("PartialKeys", group.index).basis.values():
                 basis.normal_()
         for memory in memories:
-            if memory.side is not None and not codes:
+            # codes follow from keys, before the first decode step
+            if memory.side is not None and not codes and "prompt_codes" not in group.index.provides:
                 memory.side.fill_randomly()
 
 

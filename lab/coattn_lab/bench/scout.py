@@ -114,7 +114,7 @@ class ScoutBench(Bench):
         before = None
         for _ in range(4):
             ready.step()
-            now = picks.chosen(case.batch)
+            now = torch.stack([lists.chosen[: case.batch] for _, lists in sorted(picks.made.items())])
             if before is not None:
                 changed.append(_changed(before, now))
             before = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.cache.ledger import Ledger
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
@@ -20,26 +19,11 @@ from coattn.kernels.quantise.skew import load, read_origin, skew_of
 from coattn.kernels.softcap import softcap
 from coattn.part import check_number
 from coattn.parts.index.base import Index
+from coattn.parts.index.keys import KeyMemory
 from coattn.types import BlockList, LayerShape
 from coattn.units import ceil_div
 
 log = logging.getLogger(__name__)
-
-
-class PartialMemory(BlockMemory):
-    """A share of the columns of the keys of every block in DRAM: `[blocks, kv_heads, block, columns]`."""
-
-    def __init__(
-        self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, columns: int, padding: int
-    ) -> None:
-        self.columns = columns
-        super().__init__("gpu", layers, block, ledger, "Keeping a part of every key", padding=padding)
-
-    def layer_bytes(self, shape: LayerShape) -> int:
-        return self.block * shape.kv_heads * self.columns * shape.dtype.itemsize
-
-    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
-        return (blocks, shape.kv_heads, self.block, self.columns)
 
 
 @dataclass
@@ -60,7 +44,7 @@ class PartialKeys(Index):
 
     partial: float = 0.2
     skew: str | None = None
-    memory: PartialMemory = field(init=False, repr=False)
+    memory: KeyMemory = field(init=False, repr=False)
     basis: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[kv_heads, d, columns]` in the layer's dtype: what makes a partial key of a key."""
     ready: set[int] = field(init=False, repr=False, default_factory=set)
@@ -81,7 +65,8 @@ class PartialKeys(Index):
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         # a decode step writes what is not full yet to the padding
-        self.memory = PartialMemory(spec.layers, config.block, spec.ledger, self.columns(spec.shape), 1)
+        what, width = "Keeping a part of every key", self.columns(spec.shape)
+        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, what, width, padding=1)
         return self.memory
 
     def open(self, cache: KVCache) -> None:

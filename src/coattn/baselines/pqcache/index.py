@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
-from coattn.cache.ledger import Ledger
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
@@ -19,28 +18,8 @@ from coattn.errors import ConfigError
 from coattn.kernels.quantise.cluster import cluster, nearest
 from coattn.part import check_count
 from coattn.parts.index.base import Index
-from coattn.types import LayerShape
+from coattn.parts.index.keys import KeyMemory
 from coattn.units import ceil_div
-
-
-class SubcodeMemory(BlockMemory):
-    """A byte for each piece of every key in DRAM: `[blocks, kv_heads, block, pieces]`."""
-
-    def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, pieces: int, padding: int) -> None:
-        self.pieces = pieces
-        super().__init__("gpu", layers, block, ledger, "Coding every key", padding=padding)
-
-    def layer_bytes(self, shape: LayerShape) -> int:
-        return self.block * shape.kv_heads * self.pieces
-
-    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
-        return (blocks, shape.kv_heads, self.block, self.pieces)
-
-    def dtype(self, shape: LayerShape) -> torch.dtype:
-        return torch.uint8
-
-    def fill_randomly(self) -> None:
-        """Nothing: codes follow from keys, before the first decode step."""
 
 
 @dataclass
@@ -64,7 +43,7 @@ class PromptCodes(Index):
 
     subvectors: int = 2
     subbits: int = 6
-    memory: SubcodeMemory = field(init=False, repr=False)
+    memory: KeyMemory = field(init=False, repr=False)
     books: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[slots + 1, kv_heads, pieces, centroids, width]` in the layer's dtype; the last is for padding rows."""
     prompt: Tensor = field(init=False, repr=False)
@@ -90,7 +69,8 @@ class PromptCodes(Index):
                 f"subvectors is {self.subvectors}, which does not divide the head size {d}.", "Set subvectors=2."
             )
         # a decode step writes what is not full yet to the padding
-        self.memory = SubcodeMemory(spec.layers, config.block, spec.ledger, self.subvectors, 1)
+        what = "Coding every key"
+        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, what, self.subvectors, torch.uint8, padding=1)
         return self.memory
 
     def open(self, cache: KVCache) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
@@ -46,10 +45,6 @@ class Picks:
         gpu = sum(lists.gpu_lens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
         host = sum(lists.host_lens[:seqs].float().mean(1).sum().item() for lists in self.made.values())
         return gpu / len(self.made), host / len(self.made)
-
-    def chosen(self, seqs: int) -> Tensor:
-        """`[layers, seqs, kv_heads, k]`: what the last step's queries picked, where all layers pick as many."""
-        return torch.stack([lists.chosen[:seqs] for _, lists in sorted(self.made.items())])
 
     def _make(self, layer: int, count: int, mapped: bool) -> Lists:
         shape = self.layers[layer]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
@@ -17,14 +18,14 @@ from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import flush_keys, sum_values
 from coattn.kernels.quantise.file import Origin, read_origin
-from coattn.kernels.quantise.pack import BITS
+from coattn.kernels.quantise.pack import BITS, packed_bytes
 from coattn.kernels.score_pq import score_pq
 from coattn.kernels.upload import upload
 from coattn.part import check_count
 from coattn.parts.index.base import Index
 from coattn.parts.index.codes.books import Books
 from coattn.parts.index.codes.means import Means
-from coattn.parts.index.codes.memory import CodeMemory
+from coattn.parts.index.keys import KeyMemory
 from coattn.types import Phase, Step
 
 CENTROIDS = 8192
@@ -57,7 +58,7 @@ class Codes(Index):
     codebook: str | None = None
     books: Books = field(init=False, repr=False)
     means: Means = field(init=False, repr=False)
-    memory: CodeMemory = field(init=False, repr=False)
+    memory: KeyMemory = field(init=False, repr=False)
     _shared: bool = field(init=False, repr=False, default=True)
     _rotated: bool = field(init=False, repr=False, default=False)
     _taken: int = field(init=False, repr=False, default=0)
@@ -106,14 +107,13 @@ class Codes(Index):
                     f"groups is {groups}, which does not divide the head size {shape.head_dim}.",
                     f"Set groups={shape.head_dim // 2} or {shape.head_dim // 4}.",
                 )
-        self.memory = CodeMemory(
-            spec.layers,
-            config.block,
-            spec.ledger,
-            "Coding every key",
-            groups=groups,
-            bits=self.code_bits,
-        )
+        if not groups:  # the keys themselves
+            width, dtype = spec.shape.head_dim, None
+        elif self.code_bits == 16:
+            width, dtype = groups, torch.int16
+        else:
+            width, dtype = packed_bytes(groups, self.code_bits), torch.uint8
+        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, "Coding every key", width, dtype)
         return self.memory
 
     def open(self, cache: KVCache) -> None:
