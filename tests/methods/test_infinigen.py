@@ -276,5 +276,5 @@ def test_runs_under_attach_with_predicted_queries() -> None:
 
 
 def test_a_place_that_does_not_fetch_is_refused() -> None:
-    with pytest.raises(MethodError, match="needs the GPU as the place, over PCIe"):
+    with pytest.raises(MethodError, match="needs the GPU as the executor, over PCIe"):
         compose(replace(ROW, executor="cpu"))
