@@ -120,7 +120,7 @@ class LayerShape:
     """A number of the layer's own weights: files that were made for a model are told by it from another's."""
     rope: Rope | None = None
     """None: keys know nothing of positions, or nobody said what."""
-    section: int = 0
+    stage: int = 0
     """Which of an engine's devices it lies on, counted from zero; two may be the same one."""
 
     @property

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import EagerRunner
-from coattn.hf.borders import Borders, Carry
 from coattn.hf.division import Division, Sizes, divide, sizes
 from coattn.hf.forward import Session
+from coattn.hf.pipeline import Carry, PipelineStages
 from coattn.hf.random_model import random_model
 from coattn.method.row import compose
 from coattn.method.table import METHODS
@@ -44,7 +44,7 @@ def test_a_device_that_is_there_twice_has_two_names() -> None:
     cuda = torch.device("cuda", 0)
     division = Division((cuda, torch.device("cuda", 1), cuda), (2, 1, 3))
     assert division.names == ("cuda:0", "cuda:1", "cuda:0#2")
-    assert division.sections == (0, 0, 1, 2, 2, 2)
+    assert division.stages == (0, 0, 1, 2, 2, 2)
     assert division.spans() == [(0, 1), (2, 2), (3, 5)]
 
 
@@ -61,9 +61,9 @@ def test_bytes_of_the_ends(shapes: str) -> None:
 
 
 def noting(carry: Carry, carried: list[tuple[int, Tensor]]) -> Carry:
-    def noted(section: int, x: Tensor) -> Tensor:
-        carried.append((section, x))
-        return carry(section, x)
+    def noted(stage: int, x: Tensor) -> Tensor:
+        carried.append((stage, x))
+        return carry(stage, x)
 
     return noted
 
@@ -74,14 +74,12 @@ def test_every_family_crosses(family: str) -> None:
     ids, found = torch.randint(0, 160, (30,)).tolist(), []
     for division in (None, Division(CPU, (1, 2)), Division((*CPU, CPU[1]), (1, 1, 1))):
         model = tiny(family)
-        borders = None if division is None else Borders(model, division)
+        pipeline = None if division is None else PipelineStages(model, division)
         carried: list[tuple[int, Tensor]] = []
-        if borders is not None:
-            real = borders.carry
-            borders.carry = lambda section, x, real=real, carried=carried: (
-                carried.append((section, x)) or real(section, x)
-            )  # type: ignore[misc]
-        with Session(model, borders) as session:
+        if pipeline is not None:
+            real = pipeline.carry
+            pipeline.carry = lambda stage, x, real=real, carried=carried: carried.append((stage, x)) or real(stage, x)  # type: ignore[misc]
+        with Session(model, pipeline) as session:
             runtime = Runtime(session.layers, compose(METHODS["cpu"], block=8), Ledger(), 1, 64, fixed=True)
             runner = EagerRunner(session, runtime, 1)
             logits = [runner.extend(0, ids, 0, True)]
@@ -89,10 +87,10 @@ def test_every_family_crosses(family: str) -> None:
             logits += [runner.decode([0], [7], [30 + i]) for i in range(3)]
             runtime.release()
         found.append(torch.cat([x for x in logits if x is not None]))
-        if borders is not None and division is not None:
-            for section in range(1, len(division.layers)):
-                assert sum(k == section and x.shape == (1, 1, 64) for k, x in carried) == 3, "steps"
-            borders.close()
+        if pipeline is not None and division is not None:
+            for stage in range(1, len(division.layers)):
+                assert sum(k == stage and x.shape == (1, 1, 64) for k, x in carried) == 3, "steps"
+            pipeline.close()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -102,8 +100,8 @@ def test_every_family_crosses(family: str) -> None:
 def test_a_tied_head_is_copied_to_the_last_gpu_and_given_back() -> None:
     model = random_model("tiny", torch.device("cuda:0"), torch.float32)
     table = model.get_input_embeddings().weight
-    borders = Borders(model, Division((torch.device("cuda:0"), torch.device("cuda:1")), (1, 1)))
+    pipeline = PipelineStages(model, Division((torch.device("cuda:0"), torch.device("cuda:1")), (1, 1)))
     assert model.get_output_embeddings().weight.device.index == 1
     assert model.get_output_embeddings().weight is not table
-    borders.close()
+    pipeline.close()
     assert model.get_output_embeddings().weight is table

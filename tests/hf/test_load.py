@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
 from coattn.errors import CoattnError, ConfigError, ModelError
-from coattn.hf import fastest
+from coattn.hf import cpu_dtypes
 from coattn.hf.load import choose_device, choose_dtype, load
 
 
@@ -78,8 +78,8 @@ def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: str | torch.dtype) 
 @pytest.mark.parametrize("hidden", ["amx", "avx512", "avx2", "amx,avx512"])
 def test_a_hidden_instruction_set_is_not_chosen_for(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
     rates = {torch.float32: 50.0, torch.bfloat16: 400.0}
-    monkeypatch.setattr(fastest, "product_gflops", lambda: rates)
-    monkeypatch.setattr(fastest, "is_slow", lambda *_: False)
+    monkeypatch.setattr(cpu_dtypes, "product_gflops", lambda: rates)
+    monkeypatch.setattr(cpu_dtypes, "is_slow", lambda *_: False)
     monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
     assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
     monkeypatch.setenv("COATTN_HIDE_ISA", hidden)
@@ -91,8 +91,8 @@ def test_auto_is_bfloat16_only_where_it_is_fast(
     monkeypatch: pytest.MonkeyPatch, rate: float, expected: torch.dtype
 ) -> None:
     monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
-    monkeypatch.setattr(fastest, "product_gflops", lambda: {torch.float32: 50.0, torch.bfloat16: rate})
-    monkeypatch.setattr(fastest, "is_slow", lambda *_: False)
+    monkeypatch.setattr(cpu_dtypes, "product_gflops", lambda: {torch.float32: 50.0, torch.bfloat16: rate})
+    monkeypatch.setattr(cpu_dtypes, "is_slow", lambda *_: False)
     assert choose_dtype("auto", torch.device("cpu")) == expected
     assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
 
@@ -100,18 +100,18 @@ def test_auto_is_bfloat16_only_where_it_is_fast(
 def test_a_busy_machine_does_not_choose_what_its_cpu_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times of two short products say anything while others compute; the next start would load other weights."""
     monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
-    monkeypatch.setattr(fastest, "product_gflops", lambda: {torch.float32: 1.0, torch.bfloat16: 9.0})
-    monkeypatch.setattr("coattn.hf.slow.cpu_words", lambda: frozenset({"avx2", "avx512f"}))
+    monkeypatch.setattr(cpu_dtypes, "product_gflops", lambda: {torch.float32: 1.0, torch.bfloat16: 9.0})
+    monkeypatch.setattr("coattn.hf.cpu_dtypes.cpu_words", lambda: frozenset({"avx2", "avx512f"}))
     assert choose_dtype("auto", torch.device("cpu")) is torch.float32
-    monkeypatch.setattr("coattn.hf.slow.cpu_words", lambda: frozenset({"avx512f", "amx_bf16"}))
+    monkeypatch.setattr("coattn.hf.cpu_dtypes.cpu_words", lambda: frozenset({"avx512f", "amx_bf16"}))
     assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
 
 
 def test_the_rates_are_measured_once() -> None:
-    rates = fastest.product_gflops()
+    rates = cpu_dtypes.product_gflops()
     assert set(rates) == {torch.float32, torch.bfloat16}
     assert all(0 < rate < 1e6 for rate in rates.values())
-    assert fastest.product_gflops() is rates
+    assert cpu_dtypes.product_gflops() is rates
 
 
 def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:

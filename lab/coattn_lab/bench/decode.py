@@ -15,9 +15,8 @@ import torch
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import EagerRunner, Runner
-from coattn.hf.borders import Borders
 from coattn.hf.forward import Session
-from coattn.hf.peer import PEERS, peer_step
+from coattn.hf.pipeline import PipelineStages
 from coattn.hf.random_model import weight_bytes
 from coattn.method.row import Composed, Method, compose, find_parts
 from coattn.method.table import find_method
@@ -27,6 +26,7 @@ from coattn.types import Step
 from coattn_lab.bench import kv
 from coattn_lab.bench.drift import Drift
 from coattn_lab.bench.drive import drive_picks
+from coattn_lab.bench.peer import PEERS, peer_step
 from coattn_lab.bench.preset import DRIVEN, drive_floor, preset_entries, preset_sketch
 
 GB = 1e9
@@ -149,10 +149,10 @@ class Bench:
         gpu_kv: int | None,
         steps: int,
         host_kv: int | None = None,
-        borders: Borders | None = None,
+        pipeline: PipelineStages | None = None,
     ) -> None:
-        """gpu_kv, host_kv: most bytes of KV in each tier, of each device. borders: of a model on several devices."""
-        self.model, self.shapes, self.limits, self.borders = model, shapes, limits, borders
+        """gpu_kv, host_kv: most bytes of KV in each tier, of each device. pipeline: of a model on several devices."""
+        self.model, self.shapes, self.limits, self.pipeline = model, shapes, limits, pipeline
         self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
         self.weights = weight_bytes(model)
@@ -221,7 +221,7 @@ class Bench:
         first = max(2, case.context - self.steps - case.warm - driven)
         slots = tuple(range(case.batch))
         with ExitStack() as undo:
-            session = undo.enter_context(Session(self.model, self.borders))
+            session = undo.enter_context(Session(self.model, self.pipeline))
             ledger = self._ledger(session)
             runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
             undo.callback(runtime.release)
@@ -248,10 +248,10 @@ class Bench:
             yield Ready(runner, runtime, ledger, first, [1] * case.batch)
 
     def _ledger(self, session: Session) -> Ledger:
-        if self.borders is None:
+        if self.pipeline is None:
             return Ledger(self.gpu_kv, self.host_kv)
-        found, names = Ledger(None, self.host_kv), self.borders.division.names
-        kv = [sum(s.token_bytes for s in session.layers if s.section == section) for section in range(len(names))]
+        found, names = Ledger(None, self.host_kv), self.pipeline.division.names
+        kv = [sum(s.token_bytes for s in session.layers if s.stage == stage) for stage in range(len(names))]
         found.divide(names, [self.gpu_kv] * len(names), kv)
         return found
 
@@ -302,7 +302,7 @@ class Bench:
                 **({"schedule": case.schedule} if case.schedule else {}),
                 **({"fetched": case.fetched} if case.fetched is not None else {}),
                 **({"looked_up": case.looked_up} if case.looked_up else {}),
-                **({} if self.borders is None else {"devices": list(self.borders.division.names)}),
+                **({} if self.pipeline is None else {"devices": list(self.pipeline.division.names)}),
             },
             "settings": {} if own is None else dict(own.params),
             "dtype": str(self.model.dtype).removeprefix("torch."),

@@ -93,8 +93,8 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)
     model = random_model(options["shapes"], device, choose_dtype("auto", device))
     budget = parse_bytes(options["gpu_kv"], "--gpu-kv")
-    borders = None if options.get("several") is None else _divided(model, *options["several"])
-    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"], borders=borders)
+    pipeline = None if options.get("several") is None else _divided(model, *options["several"])
+    run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"], pipeline=pipeline)
     result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
     collect(run, cases, options["seconds"], title, path, result)
     return result
@@ -102,11 +102,11 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
 
 def _divided(model: Any, devices: Any, shares: Any) -> Any:
     """By weights alone: batches and contexts differ from row to row."""
-    from coattn.hf.borders import Borders
     from coattn.hf.division import divide, sizes
+    from coattn.hf.pipeline import PipelineStages
 
     found = sizes(model)
-    return Borders(model, divide(found, [0] * len(found.layers), devices, shares))
+    return PipelineStages(model, divide(found, [0] * len(found.layers), devices, shares))
 
 
 def collect(run: Any, cases: list[Any], seconds: float, title: str, path: Path | None, result: dict[str, Any]) -> None:

@@ -41,9 +41,9 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     13  time between tokens as a sequence grows; 15 the same, of long ones
     """
     from coattn.hf.load import choose_device
-    from coattn.hf.peer import PEERS
     from coattn_lab.bench import figures
     from coattn_lab.bench import hgca as bench_hgca
+    from coattn_lab.bench.peer import PEERS
 
     path, device = writable(target), choose_device(options["device"])
     if options["figure"] not in bench_hgca.FIGURES:

@@ -224,8 +224,8 @@ def _one(result: Data, wanted: Wanted) -> Data:
 
 
 def _exact(method: str) -> bool:
-    from coattn.hf.peer import PEERS
     from coattn.method.row import compose
     from coattn.method.table import find_method
+    from coattn_lab.bench.peer import PEERS
 
     return method in PEERS or compose(find_method(method)).exact

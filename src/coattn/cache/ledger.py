@@ -41,9 +41,9 @@ class Ledger:
             there = None if self.host is None else self.host * share // max(1, sum(host))
             self.parts.append(Ledger(own, there, name, self))
 
-    def part(self, section: int) -> Ledger:
+    def part(self, stage: int) -> Ledger:
         """The ledger of a device; this one, where there is but one."""
-        return self.parts[section] if self.parts else self
+        return self.parts[stage] if self.parts else self
 
     def gpu_in_all(self) -> int | None:
         """The limits of the GPU tier, of all devices; None: some have none."""

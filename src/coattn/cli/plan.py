@@ -67,8 +67,8 @@ def plan(as_json: bool, **options: Any) -> None:
 
     composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
     limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
-    ghost = torch.device("meta")
-    named, model = _model(options["shapes"], options["model"], choose_dtype(options["dtype"], ghost))
+    nowhere = torch.device("meta")
+    named, model = _model(options["shapes"], options["model"], choose_dtype(options["dtype"], nowhere))
     share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
     gpu, host = limits
     asked = parse_devices(options["devices"], options["device_shares"])
@@ -120,14 +120,14 @@ def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]
     import torch
 
     from coattn.hf.architectures import check_family
-    from coattn.hf.ghost import ghost
+    from coattn.hf.load_parts import load_shapes
     from coattn.hf.random_model import random_model
 
     if model is None:
         return shapes or SHAPES, random_model(shapes or SHAPES, torch.device("meta"), dtype)
     if shapes is not None:
         raise ConfigError("--model and --shapes exclude each other.", "Give one of them.")
-    found = ghost(model, dtype)
+    found = load_shapes(model, dtype)
     check_family(found)
     return Path(model).name, found
 

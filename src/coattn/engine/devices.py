@@ -12,9 +12,9 @@ from coattn.cache.ledger import Ledger
 from coattn.engine.plan.kv import layer_kv
 from coattn.errors import ConfigError
 from coattn.hf.architectures import describe_layers
-from coattn.hf.borders import Borders
 from coattn.hf.division import Sizes, choose_devices, choose_shares, divide, sizes
 from coattn.hf.forward import Session
+from coattn.hf.pipeline import PipelineStages
 from coattn.method.row import Composed
 from coattn.units import parse_bytes
 
@@ -29,14 +29,14 @@ Size = int | float | str
 
 @dataclass(frozen=True)
 class Devices:
-    """What was asked for, and, once it is settled, the borders between the devices."""
+    """What was asked for, and, once it is settled, the pipeline between the devices."""
 
     devices: tuple[torch.device, ...] = ()
     """None: where the model is."""
     shares: tuple[float, ...] = ()
     budgets: tuple[int | None, ...] = (None,)
     """Of KV in the GPU tier, one for each device."""
-    borders: Borders | None = None
+    pipeline: PipelineStages | None = None
     weights: Sizes | None = None
 
     @staticmethod
@@ -68,7 +68,7 @@ class Devices:
         return torch.device(self.devices[0].type) if self.devices else None
 
     def settle(self, model: PreTrainedModel, composed: Composed, seqs: int, tokens: int) -> Devices:
-        """Divides a model's layers, and moves their weights. The caller closes `borders`."""
+        """Divides a model's layers, and moves their weights. The caller closes `pipeline`."""
         if not self.devices:
             return self
         if getattr(model, "hf_device_map", None):
@@ -78,28 +78,28 @@ class Devices:
             )
         weights = sizes(model)
         division = divide(weights, layer_kv(describe_layers(model), composed, seqs, tokens), self.devices, self.shares)
-        return replace(self, borders=Borders(model, division), weights=weights)
+        return replace(self, pipeline=PipelineStages(model, division), weights=weights)
 
     def ledger(self, session: Session, host: int | None) -> Ledger:
         """The budgets of the tiers: what was given, or most of what is free on a GPU. host: of DRAM, all devices."""
-        if self.borders is None:
+        if self.pipeline is None:
             return Ledger(_free(session.device) if self.budgets[0] is None else self.budgets[0], host)
-        division, found = self.borders.division, Ledger(None, host)
-        # two sections on one device share what is free there
+        division, found = self.pipeline.division, Ledger(None, host)
+        # two stages on one device share what is free there
         gpu = [
             _free(device, division.devices.count(device)) if given is None else given
             for device, given in zip(division.devices, self.budgets, strict=True)
         ]
-        sections = range(len(division.devices))
-        kv = [sum(s.token_bytes for s in session.layers if s.section == section) for section in sections]
+        stages = range(len(division.devices))
+        kv = [sum(s.token_bytes for s in session.layers if s.stage == stage) for stage in stages]
         found.divide(division.names, gpu, kv)
         return found
 
     def report(self, ledger: Ledger) -> dict[str, Any]:
         """What lies on each device; nothing where there is but one."""
-        if self.borders is None or self.weights is None:
+        if self.pipeline is None or self.weights is None:
             return {}
-        division = self.borders.division
+        division = self.pipeline.division
         rows = zip(division.names, division.spans(), self.weights.on_each(division), ledger.parts, strict=True)
         return {
             "devices": [

@@ -32,11 +32,11 @@ from coattn.engine.store.sequence_store import SequenceStore
 from coattn.engine.weights import check_share, stage
 from coattn.errors import InputError
 from coattn.hf.architectures import activation_dtype
+from coattn.hf.cpu_dtypes import warn_if_slow
 from coattn.hf.fingerprint import fingerprints, read_by
 from coattn.hf.forward import Session, end_tokens
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
-from coattn.hf.slow import warn_if_slow
 from coattn.kernels.prompt.warm import warm
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS
@@ -143,9 +143,9 @@ class LLM:
                 undo.callback(self._weights.close)
             divided_for = wanted.named or compose(METHODS["full"])
             self.devices = asked.settle(loaded.model, divided_for, max_batch, self.max_length)
-            if self.devices.borders is not None:
-                undo.callback(self.devices.borders.close)
-            session = undo.enter_context(Session(loaded.model, self.devices.borders))
+            if self.devices.pipeline is not None:
+                undo.callback(self.devices.pipeline.close)
+            session = undo.enter_context(Session(loaded.model, self.devices.pipeline))
             self.ledger = self.devices.ledger(session, host)
             settled = wanted.settle(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
             self.composed = settled.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
@@ -177,7 +177,7 @@ class LLM:
                 tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
-            for opened in (self.devices.borders, self._weights, folder):
+            for opened in (self.devices.pipeline, self._weights, folder):
                 if opened is not None:
                     self.engine.closers.append(opened.close)
         weakref.finalize(self, self.engine.close).atexit = False

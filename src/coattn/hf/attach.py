@@ -17,7 +17,7 @@ from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import activation_dtype, attention_modules, check_family, describe_layers
 from coattn.hf.cache import CoattnCache, refusal
 from coattn.hf.conversation import Conversation
-from coattn.hf.slow import warn_if_slow
+from coattn.hf.cpu_dtypes import warn_if_slow
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
 from coattn.step.probe import Probe

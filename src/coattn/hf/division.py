@@ -29,7 +29,7 @@ class Division:
     layers: tuple[int, ...]
 
     @property
-    def sections(self) -> tuple[int, ...]:
+    def stages(self) -> tuple[int, ...]:
         """By layer: the device it lies on, counted from zero."""
         return tuple(k for k, count in enumerate(self.layers) for _ in range(count))
 

@@ -15,8 +15,8 @@ from coattn.hf import attention
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_modules, check_family, describe_layers
 from coattn.hf.attention import Attends
-from coattn.hf.borders import Borders
 from coattn.hf.logits import head
+from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
 from coattn.types import LayerShape
@@ -35,19 +35,19 @@ class Session:
     tokens: Tensor | None = None
     """What the attention function asks of an attachment: every column of a packed call is a token."""
 
-    def __init__(self, model: PreTrainedModel, borders: Borders | None = None) -> None:
-        """borders: of a model whose layers are divided between devices."""
+    def __init__(self, model: PreTrainedModel, pipeline: PipelineStages | None = None) -> None:
+        """pipeline: of a model whose layers are divided between devices."""
         check_family(model)
         if model.config._attn_implementation == attention.NAME:
             raise UnsupportedError(
                 "This model is in use already, by `coattn.attach` or by another engine.",
                 "Leave the `with` block or close the engine that uses it first.",
             )
-        self.model, self.borders = model, borders
+        self.model, self.pipeline = model, pipeline
         self.layers: list[LayerShape] = describe_layers(model)
-        if borders is not None:
-            pairs = zip(self.layers, borders.division.sections, strict=True)
-            self.layers = [replace(shape, section=section) for shape, section in pairs]
+        if pipeline is not None:
+            pairs = zip(self.layers, pipeline.division.stages, strict=True)
+            self.layers = [replace(shape, stage=stage) for shape, stage in pairs]
         self.modules = attention_modules(model)
         self.decoder: Any = model.get_decoder()
         self.device = cast("torch.device", model.get_input_embeddings().weight.device)
@@ -101,7 +101,7 @@ class Session:
 
     def through(self) -> AbstractContextManager[None]:
         """A call of `hidden`, and what follows it where the last layer lies, run inside this block."""
-        return nullcontext() if self.borders is None else self.borders.through()
+        return nullcontext() if self.pipeline is None else self.pipeline.through()
 
     @torch.no_grad()
     def hidden(self, runtime: Attends, running: RunningStep | None, ids: Tensor, positions: Tensor) -> Tensor:

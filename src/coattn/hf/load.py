@@ -19,7 +19,7 @@ from transformers import (
 from coattn.errors import ConfigError, ModelError
 from coattn.hf.architectures import check_config
 from coattn.hf.converted import Progress, sha256_of, silent
-from coattn.hf.fastest import bfloat16_is_faster
+from coattn.hf.cpu_dtypes import bfloat16_is_faster
 from coattn.hf.hub import reachable
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf

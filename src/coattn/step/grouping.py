@@ -23,14 +23,14 @@ def make_groups(composed: Composed, spec: CacheSpec) -> list[LayerGroup]:
     """
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, shape in spec.layers.items():
-        where = (shape.section, str(shape.device))
+        where = (shape.stage, str(shape.device))
         kinds.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, *where), []).append(i)
     found = []
     # windows first: their need is fixed, the method takes what is left
     for (window, *_), members in sorted(kinds.items(), key=lambda item: item[0][0] is None):
         row = composed if window is None else compose(SLIDING, recent=window)
         own = {i: spec.layers[i] for i in members}
-        found.append(_make(row.build(), replace(spec, layers=own, ledger=spec.ledger.part(own[members[0]].section))))
+        found.append(_make(row.build(), replace(spec, layers=own, ledger=spec.ledger.part(own[members[0]].stage))))
     _require(found, composed, spec)
     return found
 
@@ -47,9 +47,9 @@ def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:
 def _require(groups: Sequence[LayerGroup], composed: Composed, spec: CacheSpec) -> None:
     # in an engine, the least is for the shortest of sequences; what a longer one needs is said when it comes
     amount = _amount(spec.seqs, None if spec.fixed else spec.tokens)
-    for section in sorted({group.section for group in groups}):
-        least = sum(_least_bytes(group) for group in groups if group.section == section)
-        spec.ledger.part(section).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
+    for stage in sorted({group.stage for group in groups}):
+        least = sum(_least_bytes(group) for group in groups if group.stage == stage)
+        spec.ledger.part(stage).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
 
 
 def _least_bytes(group: LayerGroup) -> int:

@@ -59,9 +59,9 @@ class LayerGroup:
         return (self.gpu, self.executor)
 
     @property
-    def section(self) -> int:
+    def stage(self) -> int:
         """Which of the engine's devices its layers lie on."""
-        return self.cache.spec.shape.section
+        return self.cache.spec.shape.stage
 
     def here(self) -> AbstractContextManager[object]:
         """Kernels inside this block run on the layers' device."""

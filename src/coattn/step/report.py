@@ -72,11 +72,11 @@ def free_bytes(groups: Sequence[LayerGroup]) -> dict[Tier, int | None]:
 
     A sequence takes of all devices in the same proportion: the fullest says how much more of it there can be.
     """
-    sections = _sections(groups)
-    if len(sections) == 1:
+    stages = _stages(groups)
+    if len(stages) == 1:
         return _free(groups)
     found: dict[Tier, int | None] = {}
-    for own in sections:
+    for own in stages:
         for tier, count in _free(own).items():
             share = _share(groups, own, tier)
             # a count may have been rounded down: a byte more is less than a block
@@ -91,26 +91,26 @@ def fullest(groups: Sequence[LayerGroup], tier: Tier) -> tuple[str, float]:
 
     DRAM belongs to none of them.
     """
-    sections = _sections(groups)
-    if len(sections) == 1 or tier == "host":
+    stages = _stages(groups)
+    if len(stages) == 1 or tier == "host":
         return "", 1.0
     rooms = []
-    for k, own in enumerate(sections):
+    for k, own in enumerate(stages):
         share, count = _share(groups, own, tier), _free(own).get(tier)
         if count is not None and share:
             rooms.append((count / share, k, share))
     if not rooms:
         return "", 1.0
     _, k, share = min(rooms)
-    return sections[k][0].cache.spec.ledger.device, share
+    return stages[k][0].cache.spec.ledger.device, share
 
 
-def _sections(groups: Sequence[LayerGroup]) -> list[list[LayerGroup]]:
-    return [[g for g in groups if g.section == section] for section in sorted({g.section for g in groups})]
+def _stages(groups: Sequence[LayerGroup]) -> list[list[LayerGroup]]:
+    return [[g for g in groups if g.stage == stage] for stage in sorted({g.stage for g in groups})]
 
 
 def _share(groups: Sequence[LayerGroup], own: Sequence[LayerGroup], tier: Tier) -> float:
-    """Of the bytes that a sequence takes, those in one section."""
+    """Of the bytes that a sequence takes, those in one stage."""
     many = 1024 * max(group.cache.block for group in groups)
     whole = bytes_for(groups, many).get(tier, 0)
     return bytes_for(own, many).get(tier, 0) / whole if whole else 0.0

@@ -86,10 +86,10 @@ class Runtime:
 
     def uncaptured(self) -> str | None:
         """Why a decode step cannot be one CUDA graph, with the part that is the reason; None where it can."""
-        places = {(shape.section, shape.device) for shape in self.layers}
+        places = {(shape.stage, shape.device) for shape in self.layers}
         if any(device.type != "cuda" for _, device in places):
             return "the model is not on a GPU"
-        if len(places) > len({section for section, _ in places}):
+        if len(places) > len({stage for stage, _ in places}):
             return f"the layers are on {len(places)} devices, which nobody gave as `devices`"
         return next((reason for group in self.groups if (reason := group.uncaptured()) is not None), None)
 
@@ -218,7 +218,7 @@ class Runtime:
         if layer >= len(self.layers):
             return False
         one, two = self.layers[layer], self.layers[other]
-        return (one.section, one.device) == (two.section, two.device)
+        return (one.stage, one.device) == (two.stage, two.device)
 
     def _note(
         self,

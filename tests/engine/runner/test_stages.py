@@ -17,9 +17,9 @@ from coattn import native
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import EagerRunner
 from coattn.errors import WorkerError
-from coattn.hf.borders import Borders
 from coattn.hf.division import Division
 from coattn.hf.forward import Session
+from coattn.hf.pipeline import PipelineStages
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
@@ -33,9 +33,9 @@ CASES = [
 
 
 class Pair:
-    """The same model twice: layer by layer on one device, captured on two sections of it.
+    """The same model twice: layer by layer on one device, captured on two stages of it.
 
-    layers: of the sections, of both models; left out, the plain one has none.
+    layers: of the stages, of both models; left out, the plain one has none.
     """
 
     def __init__(self, family: str, method: str, params: dict[str, Any], layers: tuple[int, ...] | None = None) -> None:
@@ -45,8 +45,8 @@ class Pair:
         composed = compose(find_method(method), **params)
         one, two = (tiny(family, "cuda", torch.float32) for _ in range(2))
         division = Division((device, device), layers or (1, 2))
-        self.borders = [Borders(two, division), *([] if layers is None else [Borders(one, division)])]
-        session, divided = Session(one, None if layers is None else self.borders[1]), Session(two, self.borders[0])
+        self.pipeline = [PipelineStages(two, division), *([] if layers is None else [PipelineStages(one, division)])]
+        session, divided = Session(one, None if layers is None else self.pipeline[1]), Session(two, self.pipeline[0])
         beside, self.ledger = Ledger(), Ledger()
         for ledger in (beside, self.ledger):
             ledger.divide(division.names, [None, None], [1, 1])
@@ -76,8 +76,8 @@ class Pair:
     def close(self) -> None:
         self.captured.close()
         self.plain.close()
-        for borders in self.borders:
-            borders.close()
+        for pipeline in self.pipeline:
+            pipeline.close()
         assert self.ledger.held == {"gpu": 0, "host": 0}
 
 

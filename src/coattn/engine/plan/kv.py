@@ -124,8 +124,8 @@ def each_device(
     from coattn.hf.division import sizes
 
     weights = sizes(model).on_each(division)
-    pairs = zip(layers, division.sections, strict=True)
-    shapes = [replace(shape, section=section) for shape, section in pairs]
+    pairs = zip(layers, division.stages, strict=True)
+    shapes = [replace(shape, stage=stage) for shape, stage in pairs]
     ledger, names = Ledger(), division.names
     ledger.divide(names, [None] * len(names), [1] * len(names))
     kv = _held(shapes, composed, batch, context, ledger)[0][1:]

@@ -18,7 +18,7 @@ def examine() -> dict[str, Any]:
     """Facts (`machine`), choices with reasons (`uses`) and `hints`. Takes no memory; times one product."""
     import torch
 
-    from coattn.hf.slow import is_slow
+    from coattn.hf.cpu_dtypes import is_slow
 
     features, native_problem = _features()
     total, available = memory()
@@ -62,7 +62,7 @@ def _tiers(gpus: list[Any]) -> dict[str, str]:
 def _dtype(gpus: list[Any]) -> dict[str, str]:
     import torch
 
-    from coattn.hf.fastest import product_gflops
+    from coattn.hf.cpu_dtypes import product_gflops
     from coattn.hf.load import choose_dtype
 
     choice = choose_dtype("auto", torch.device("cuda" if gpus else "cpu"))

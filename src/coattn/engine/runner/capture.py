@@ -67,8 +67,8 @@ class GraphRunner:
         self.launched: Callable[[], None] | None = None
         self.weights = weight_bytes(session.model)
         self._last: tuple[int, int, Step, bool] | None = None
-        borders = session.borders
-        self.devices = (session.device,) if borders is None else borders.division.devices
+        pipeline = session.pipeline
+        self.devices = (session.device,) if pipeline is None else pipeline.division.devices
         self._marks = [torch.zeros(3, 2, dtype=torch.int64, device=device) for device in self.devices]
         """Of each stage, on its GPU's clock, the first of each row: it has begun; all of its own work is done; what ran
         beside it is, too."""
@@ -152,7 +152,7 @@ class GraphRunner:
             group.cache.plan(empty)
         self._write_inputs((), ())
         stages = [StageGraph(*pair) for pair in zip(self.devices, self._streams, strict=True)]
-        capture = StageCapture(stages, self.session.borders, self._pools)
+        capture = StageCapture(stages, self.session.pipeline, self._pools)
         stream = self._streams[0]
         running = self.runtime.begin_capture(rows, host)
         with self.fusion.active(), torch.no_grad():
@@ -194,9 +194,9 @@ class GraphRunner:
         crossings: list[Crossing] = []
         until = end
         # a stage ends where the next one begins: clocks of two GPUs are never compared
-        for section in reversed(range(len(self.devices))):
-            started, done, joined = self._marks[section][:, 0].tolist()
-            stamps = [stamp for bridge in bridges if bridge.section == section for stamp in bridge.fetches()]
+        for stage in reversed(range(len(self.devices))):
+            started, done, joined = self._marks[stage][:, 0].tolist()
+            stamps = [stamp for bridge in bridges if bridge.stage == stage for stamp in bridge.fetches()]
             if host and self._beside:
                 stamps.append(("the recall", done, joined))
             crossings += on_host_clock(stamps, joined, begin, until)
@@ -225,19 +225,19 @@ class GraphRunner:
             self._leave(running, len(self.devices) - 1)
         return logits
 
-    def _arrive(self, section: int) -> None:
+    def _arrive(self, stage: int) -> None:
         """A stage begins."""
         from coattn.kernels.triton.handover import mark
 
-        mark(self._marks[section][0, :1])
+        mark(self._marks[stage][0, :1])
 
-    def _leave(self, running: RunningStep, section: int) -> None:
+    def _leave(self, running: RunningStep, stage: int) -> None:
         """A stage is at its end: what runs beside it is waited for."""
         from coattn.kernels.triton.handover import mark
 
-        mark(self._marks[section][1, :1])
+        mark(self._marks[stage][1, :1])
         self._beside = self.runtime.join_side(running) or self._beside
-        mark(self._marks[section][2, :1])
+        mark(self._marks[stage][2, :1])
 
     def _replay(self, running: RunningStep, captured: CapturedStep, rows: int, host: bool) -> None:
         mailboxes = self.runtime.mailboxes if host else None

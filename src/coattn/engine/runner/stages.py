@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.hf.borders import Borders
+from coattn.hf.pipeline import PipelineStages
 
 
 @dataclass
@@ -52,60 +52,62 @@ def replay(stages: list[StageGraph]) -> None:
 class StageCapture:
     """Makes the stages of one step out of two forward calls: `rehearsing` runs for real, `capturing` captures."""
 
-    def __init__(self, stages: list[StageGraph], borders: Borders | None, pools: dict[torch.device, Any]) -> None:
-        self.stages, self.borders, self._pools = stages, borders, pools
+    def __init__(
+        self, stages: list[StageGraph], pipeline: PipelineStages | None, pools: dict[torch.device, Any]
+    ) -> None:
+        self.stages, self.pipeline, self._pools = stages, pipeline, pools
         self._arrived: dict[int, list[Tensor]] = {}
-        """By section: memory for what is carried in, in the order in which it is asked for."""
+        """By stage: memory for what is carried in, in the order in which it is asked for."""
         self._open: StageGraph | None = None
         self._undo: list[Any] = []
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """What is carried over a border gets its place, outside of any graph's memory."""
-        if self.borders is None:
+        if self.pipeline is None:
             yield
             return
 
-        def carry(section: int, tensor: Tensor) -> Tensor:
-            assert self.borders is not None
-            made = tensor.to(self.borders.division.devices[section], copy=True)
-            self._arrived.setdefault(section, []).append(made)
+        def carry(index: int, tensor: Tensor) -> Tensor:
+            assert self.pipeline is not None
+            made = tensor.to(self.pipeline.division.devices[index], copy=True)
+            self._arrived.setdefault(index, []).append(made)
             return made
 
-        with self.borders.crossing(carry, self.borders.enter):
+        with self.pipeline.crossing(carry, self.pipeline.enter):
             yield
 
     @contextmanager
     def capturing(self, leave: Callable[[int], None], arrive: Callable[[int], None]) -> Iterator[None]:
-        """leave, arrive: called with a section's number at the end and at the start of its stage, captured with it; not
+        """leave, arrive: called with a stage's number at the end and at the start of its stage, captured with it; not
         at the start of the first nor at the end of the last."""
         gc.collect()
         torch.cuda.empty_cache()
-        waiting = {section: list(places) for section, places in self._arrived.items()}
+        waiting = {index: list(places) for index, places in self._arrived.items()}
 
-        def carry(section: int, tensor: Tensor) -> Tensor:
-            place = waiting[section].pop(0)
-            self.stages[section].carried.append((tensor, place))
+        def carry(index: int, tensor: Tensor) -> Tensor:
+            place = waiting[index].pop(0)
+            self.stages[index].carried.append((tensor, place))
             return place
 
-        def enter(section: int) -> None:
-            leave(section - 1)
+        def enter(index: int) -> None:
+            leave(index - 1)
             self._end()
-            self._begin(section)
-            arrive(section)
+            self._begin(index)
+            arrive(index)
 
         try:
             self._begin(0)
-            if self.borders is None:
+            if self.pipeline is None:
                 yield
             else:
-                with self.borders.crossing(carry, enter):
+                with self.pipeline.crossing(carry, enter):
                     yield
         finally:
             self._end()
 
-    def _begin(self, section: int) -> None:
-        stage = self.stages[section]
+    def _begin(self, index: int) -> None:
+        stage = self.stages[index]
         torch.cuda.synchronize(stage.device)
         within: Any = torch.cuda.stream(stage.stream)
         within.__enter__()

@@ -40,8 +40,8 @@ class MailboxBridge(InlineBridge):
         """On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe."""
 
     @property
-    def section(self) -> int:
-        return self.cache.spec.shape.section
+    def stage(self) -> int:
+        return self.cache.spec.shape.stage
 
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         layer, layers, table = call.layer, dict(self.cache.spec.layers), call.table

@@ -1,9 +1,9 @@
-"""Layers on several devices: where their weights lie, and what a forward call carries over the borders.
+"""Layers on several devices: where their weights lie, and what a forward call carries from one stage to the next.
 
 Within a step the devices work one after another. What crosses a border is the hidden state of the step's tokens, and
 what its layers are called with beside it (the rotation of queries and keys): `[tokens, hidden_size]` and a few small
 tensors, once a step. Owner of what arrived: the receiving device. Writer: one copy, after the last kernel of the
-section before. Readers: the section's layers, whose stream waits for the copy. The host waits for neither.
+stage before. Readers: the stage's layers, whose stream waits for the copy. The host waits for neither.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Carry = Callable[[int, Tensor], Tensor]
-"""`(section, tensor of an earlier one) -> the same in this one`."""
+"""`(stage, tensor of an earlier one) -> the same in this one`."""
 
 
-class Borders:
+class PipelineStages:
     """Runs a model whose layers are divided; `close` leaves it as it was.
 
     A head that shares its weights with the embedding gets a copy of them where the two lie on different devices.
@@ -34,18 +34,18 @@ class Borders:
         self.model, self.division = model, division
         self.carry: Carry = self._copy
         self.enter: Callable[[int], None] = self._set_device
-        """Called when a forward call comes to the first layer of a section after the first."""
+        """Called when a forward call comes to the first layer of a stage after the first."""
         self._there: dict[int, tuple[Tensor, Tensor]] = {}
-        """By identity of a tensor: itself, and what arrived of it in the running section."""
+        """By identity of a tensor: itself, and what arrived of it in the running stage."""
         self._homes: list[tuple[nn.Module, str, Tensor]] = []
         self._hooks: list[Any] = []
         with torch.inference_mode(False), torch.no_grad():
             self._move()
-        sections = division.sections
+        stages = division.stages
         for i, layer in enumerate(layers_of(model)):
-            if sections[i]:
-                first = sections[i] != sections[i - 1]
-                hook = self._before(sections[i], first)
+            if stages[i]:
+                first = stages[i] != stages[i - 1]
+                hook = self._before(stages[i], first)
                 self._hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
 
     @property
@@ -73,7 +73,7 @@ class Borders:
 
     @contextmanager
     def crossing(self, carry: Carry, enter: Callable[[int], None]) -> Iterator[None]:
-        """Inside this block, somebody else carries tensors over, and is told when a section begins."""
+        """Inside this block, somebody else carries tensors over, and is told when a stage begins."""
         before = self.carry, self.enter
         self.carry, self.enter = carry, enter
         try:
@@ -101,8 +101,8 @@ class Borders:
         """Layers and what runs after them to their devices, the rest to the first."""
         self._moved: list[tuple[nn.Parameter, torch.device]] = []
         where: dict[nn.Module, torch.device] = {}
-        for layer, section in zip(layers_of(self.model), self.division.sections, strict=True):
-            where |= dict.fromkeys(layer.modules(), self.division.devices[section])
+        for layer, stage in zip(layers_of(self.model), self.division.stages, strict=True):
+            where |= dict.fromkeys(layer.modules(), self.division.devices[stage])
         for module in modules_after(self.model):
             where |= dict.fromkeys(module.modules(), self.last)
         seen: dict[nn.Parameter, torch.device] = {}
@@ -123,34 +123,34 @@ class Borders:
         if self._moved and self.last.type == "cuda":
             torch.cuda.empty_cache()  # what has left a GPU is free for the KV
 
-    def _before(self, section: int, first: bool) -> Any:
+    def _before(self, stage: int, first: bool) -> Any:
         def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             hidden: Tensor = args[0] if args else options["hidden_states"]
             if first:
                 self._there.clear()
-                self.enter(section)
-                hidden = self.carry(section, hidden)
-            beside = {name: self._brought(section, x) for name, x in options.items() if name != "hidden_states"}
-            rest = tuple(self._brought(section, x) for x in args[1:])
+                self.enter(stage)
+                hidden = self.carry(stage, hidden)
+            beside = {name: self._brought(stage, x) for name, x in options.items() if name != "hidden_states"}
+            rest = tuple(self._brought(stage, x) for x in args[1:])
             return ((hidden, *rest), beside) if args else ((), {"hidden_states": hidden, **beside})
 
         return call
 
-    def _brought(self, section: int, value: Any) -> Any:
-        """Tensors that were made in the first section, here; the same for every layer."""
+    def _brought(self, stage: int, value: Any) -> Any:
+        """Tensors that were made in the first stage, here; the same for every layer."""
         if isinstance(value, tuple | list):
-            return type(value)(self._brought(section, x) for x in value)
+            return type(value)(self._brought(stage, x) for x in value)
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._there:
-            self._there[id(value)] = value, self.carry(section, value)
+            self._there[id(value)] = value, self.carry(stage, value)
         return self._there[id(value)][1]
 
-    def _copy(self, section: int, tensor: Tensor) -> Tensor:
-        return tensor.to(self.division.devices[section], copy=True)
+    def _copy(self, stage: int, tensor: Tensor) -> Tensor:
+        return tensor.to(self.division.devices[stage], copy=True)
 
-    def _set_device(self, section: int) -> None:
-        device = self.division.devices[section]
+    def _set_device(self, stage: int) -> None:
+        device = self.division.devices[stage]
         if device.type == "cuda":
             torch.cuda.set_device(device)
 

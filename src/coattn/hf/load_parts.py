@@ -1,12 +1,14 @@
-"""A model's tokenizer and positions without its weights."""
+"""Parts of a model without its weights: its tokenizer, or the shapes of its layers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from coattn.hf.architectures import check_config
 from coattn.hf.converted import Progress, silent
 from coattn.hf.hub import reachable
 from coattn.hf.models import resolve
@@ -40,3 +42,23 @@ def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[An
         raise explain(error, where, part) from error
     found = getattr(config, "max_position_embeddings", None)
     return tokenizer, int(found) if found else None
+
+
+def load_shapes(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model `name`, as `load` takes it, on the meta device: no weight of it is read, or has to be there."""
+    where: Path | str = Path(name)
+    if not (Path(name) / "config.json").is_file():
+        where = resolve(name)
+    of = {}
+    if isinstance(where, Path) and is_gguf(where):
+        where, of = where.parent, {"gguf_file": where.name}
+    try:
+        with quiet():
+            local = isinstance(where, Path) or not reachable(where)
+            config = AutoConfig.from_pretrained(where, trust_remote_code=False, local_files_only=local, **of)
+            check_config(config)
+            with torch.device("meta"):
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:
+        raise explain(error, where, "config") from error
+    return model.eval()

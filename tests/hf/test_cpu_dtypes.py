@@ -10,7 +10,7 @@ import torch
 from tests.hf.families import tiny
 
 import coattn
-from coattn.hf import slow
+from coattn.hf import cpu_dtypes as slow
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 OLD, NEW, ARM_OLD, ARM_NEW = "avx2 avx512f f16c", "avx2 avx512f avx512_bf16", "fp asimd", "fp asimd asimdhp bf16"
