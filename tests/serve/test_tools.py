@@ -19,7 +19,7 @@ from coattn.serve.lifecycle import Service
 from coattn.serve.settings import Settings
 from coattn.serve.tools.family import FAMILIES, response_template
 from coattn.serve.tools.grammar import tools_grammar
-from coattn.serve.tools.reading import Reading, message
+from coattn.serve.tools.parser import ResponseParser, message
 from coattn.serve.tools.tell import tell
 
 CHAT = "/v1/chat/completions"
@@ -226,9 +226,9 @@ CASES = [
 def test_answers_are_read_however_they_are_cut(
     name: str, prefix: str, text: str, want: dict[str, Any], calls: list[Any], step: int
 ) -> None:
-    def reading() -> Reading:
+    def reading() -> ResponseParser:
         parser = tokenizer().get_response_parser(response_template(FAMILIES[name]), prefix=prefix)
-        return Reading(parser, FAMILIES[name])
+        return ResponseParser(parser, FAMILIES[name])
 
     whole = message(reading(), text)
     made = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import Engine, engine_options, is_given, length_option, sampling_options
+from coattn.cli.options import EngineOptions, engine_options, is_given, length_option, sampling_options
 from coattn.cli.output import err
 from coattn.errors import ConfigError, InputError
 
@@ -31,7 +31,7 @@ ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights
 @click.option("--system", metavar="TEXT", help="Begin the conversation with this system message.")
 @sampling_options(1024, 0.7, 0.95)
 def chat(
-    engine: Engine,
+    engine: EngineOptions,
     max_length: int | None,
     url: str | None,
     session: str | None,
@@ -45,7 +45,7 @@ def chat(
     /help lists the commands: files, other methods, statistics. If messages come from a pipe or a file, the exit code is
     2 if one of them failed.
     """
-    from coattn.tools.chat.base import Asked
+    from coattn.tools.chat.base import AnswerOptions
     from coattn.tools.chat.talk import Talk
 
     partner: Partner
@@ -63,15 +63,15 @@ def chat(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` its history and its editing)
     try:
-        talk = Talk(partner, Asked(max_new_tokens, temperature, top_p), system, read, write, tell)
+        talk = Talk(partner, AnswerOptions(max_new_tokens, temperature, top_p), system, read, write, tell)
         talk.run()
     finally:
         partner.close()
     if talk.failed and not sys.stdin.isatty():
-        sys.exit(2)  # nobody reads along who could have asked again
+        sys.exit(2)  # there is no user who could ask again
 
 
-def local(engine: Engine, max_length: int | None, session: str | None) -> Partner:
+def local(engine: EngineOptions, max_length: int | None, session: str | None) -> Partner:
     """An engine for one conversation. The method's settings hold for the first method only."""
     if session is not None:
         from coattn.engine.session_file import Sessions

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import Engine, count_option, engine_options, json_option, sampling_options
+from coattn.cli.options import EngineOptions, count_option, engine_options, json_option, sampling_options
 from coattn.cli.output import err, is_piped, print_json
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
@@ -26,7 +26,7 @@ from coattn.units import format_bytes
 @click.option("--fidelity", is_flag=True, help="Also measure how far the answer's predictions are from full attention.")
 @json_option
 def generate(
-    engine: Engine,
+    engine: EngineOptions,
     prompt: str | None,
     file: str | None,
     max_new_tokens: int,

@@ -133,7 +133,7 @@ def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], l
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineOptions:
     """The values of `engine_options`: a model, and the method it runs under."""
 
     model: str
@@ -194,11 +194,11 @@ class Engine:
 
 def engine_options(command: F) -> F:
     """The options of a model and of a method as one argument, `engine`."""
-    names = [each.name for each in fields(Engine)]
+    names = [each.name for each in fields(EngineOptions)]
 
     @wraps(command)
     def run(**given: Any) -> Any:
-        return command(engine=Engine(**{name: given.pop(name) for name in names}), **given)
+        return command(engine=EngineOptions(**{name: given.pop(name) for name in names}), **given)
 
     return join(model_options, devices_options, method_options(None), weights_option)(cast("F", run))
 

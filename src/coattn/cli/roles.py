@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from coattn.cli.options import Engine, Number
+from coattn.cli.options import EngineOptions, Number
 from coattn.cli.output import err
 from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
@@ -25,7 +25,7 @@ KEY = "COATTN_TRANSFER_KEY"
 
 
 @dataclass(frozen=True)
-class Role:
+class RoleOptions:
     """What the options below were given."""
 
     name: str
@@ -105,13 +105,13 @@ def role_options(command: F) -> F:
     return command
 
 
-def run_prefill(role: Role, engine: Engine, chunk: int | None, drain: float) -> None:
+def run_prefill(role: RoleOptions, engine: EngineOptions, chunk: int | None, drain: float) -> None:
     """Reads prompts for others until SIGTERM or SIGINT; what is being read may take `drain` seconds more."""
     from coattn.transfer.prefill import PrefillServer, exact_row
 
     if engine.weights_on_gpu is not None:
         raise ConfigError("--role prefill does not support --weights-on-gpu.", "Omit --weights-on-gpu.")
-    row = engine.row or "full"  # what is read is exact whoever decodes
+    row = engine.row or "full"  # the prompt is read exactly, whatever the method of the decode side
     exact_row(row, **engine.params)
     budgets: dict[str, Any] = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv, **engine.params}
     if chunk is not None:

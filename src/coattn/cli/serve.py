@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import Engine, Number, count_option, engine_options, length_option
+from coattn.cli.options import EngineOptions, Number, count_option, engine_options, length_option
 from coattn.cli.output import err
-from coattn.cli.roles import Role, role_options, run_prefill
+from coattn.cli.roles import RoleOptions, role_options, run_prefill
 from coattn.errors import ConfigError
 from coattn.serve.keys import KEY, read_keys
 from coattn.units import parse_bytes
@@ -59,7 +59,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @role_options
 def serve(
-    engine: Engine,
+    engine: EngineOptions,
     max_batch: int,
     max_length: int | None,
     chunk: int | None,
@@ -92,7 +92,7 @@ def serve(
 
     With --role prefill there is no HTTP: this process reads prompts for processes with --role decode.
     """
-    part = Role(role, prefill_at, transfer_key_file, lease, not no_fallback)
+    part = RoleOptions(role, prefill_at, transfer_key_file, lease, not no_fallback)
     part.check()
     if part.prefill:
         start_logging(verbose)

@@ -45,7 +45,7 @@ class Order:
     """The name of the session whose turn it is."""
 
 
-class Call:
+class HttpCall:
     """Everything of one HTTP request. `open`, then `deltas` or `results`, and `close` in any case.
 
     The event loop owns it. Prompts are prepared on another thread, and a call may be closed meanwhile: then that thread

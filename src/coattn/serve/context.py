@@ -16,7 +16,7 @@ from coattn.serve.guide import Grammars
 from coattn.serve.metrics import Metrics
 from coattn.serve.settings import Settings
 
-PREPARING = 2
+PROMPT_THREADS = 2
 """Threads that cut texts into tokens."""
 
 
@@ -25,7 +25,7 @@ class Context:
 
     def __init__(self, settings: Settings, engine: EngineThread) -> None:
         self.settings, self.engine = settings, engine
-        self.threads = ThreadPoolExecutor(PREPARING, "coattn-prompts")
+        self.threads = ThreadPoolExecutor(PROMPT_THREADS, "coattn-prompts")
         self.grammars = Grammars(settings.max_grammar)
         self.metrics = Metrics(engine, lambda: self.names[0])
         self.started = time.time()

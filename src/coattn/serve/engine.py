@@ -18,7 +18,7 @@ from coattn.step.trace.step import StepTrace
 from coattn.types import Tier
 
 if TYPE_CHECKING:
-    from coattn.serve.call import Call
+    from coattn.serve.call import HttpCall
 
 log = logging.getLogger("coattn.serve")
 
@@ -68,11 +68,11 @@ class EngineThread:
         self.followed = 0.0
         """Until when somebody also wants to know which blocks are attended."""
         self.seen: Seen | None = None
-        self.calls: set[Call] = set()
+        self.calls: set[HttpCall] = set()
         self._began: float | None = None
         self._stalled = False
         self._stopping = threading.Event()
-        self._news: list[Call] = []
+        self._news: list[HttpCall] = []
         """Calls with something new. Only the thread appends; `_flush` hands them over."""
         self._thread = threading.Thread(target=self._run, name="coattn-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,7 +99,7 @@ class EngineThread:
         if self.state != "stopped":
             self._set("draining", "The server is shutting down.")
 
-    def note(self, call: Call) -> None:
+    def note(self, call: HttpCall) -> None:
         """Called by the thread while it steps: there is something new for `call`."""
         self._news.append(call)
 
@@ -197,7 +197,7 @@ class EngineThread:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(do)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed
             log.debug("The event loop is closed.")
 
     def _set(self, state: State, reason: str) -> None:
@@ -209,7 +209,7 @@ class EngineThread:
             self.abandon(ApiError(500, reason, code="engine_failure"))
 
     async def _watch(self) -> None:
-        """Gives up on a step that hangs. It cannot be ended, but whoever waits for it can be told."""
+        """Fails the requests of a step that hangs. The step itself cannot be ended."""
         while True:
             await asyncio.sleep(min(0.2, self._stall / 4))
             began = self._began
@@ -220,7 +220,7 @@ class EngineThread:
             self._stalled = stalled
 
 
-def _wake(calls: list[Call]) -> None:
+def _wake(calls: list[HttpCall]) -> None:
     for call in calls:
         call.wake()
 

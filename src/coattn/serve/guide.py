@@ -36,7 +36,7 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
 }
 """Of llguidance's own measures: about 10 ms to compile, 5 ms for a mask, 40 MB. Its defaults allow ten times that."""
-KEPT = 32
+MAX_GRAMMARS = 32
 """Compiled grammars that are remembered."""
 
 
@@ -116,7 +116,7 @@ class Grammars:
             if trial.is_error():
                 raise invalid(param, f"This form cannot be used: {_said(trial)}.")
         self._kept[grammar] = made
-        if len(self._kept) > KEPT:
+        if len(self._kept) > MAX_GRAMMARS:
             self._kept.popitem(last=False)
         return made
 

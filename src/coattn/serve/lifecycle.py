@@ -24,9 +24,9 @@ from coattn.serve.errors import ApiError, unavailable
 from coattn.serve.settings import Settings
 
 log = logging.getLogger("coattn.serve")
-LAST = 5.0
+LAST_SEND_S = 5.0
 """Seconds in which connections may take what is left to send."""
-HEADERS = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
 """Most bytes of a request's line and headers."""
 
 
@@ -74,9 +74,9 @@ class Service:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                h11_max_incomplete_event_size=HEADERS,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_keep_alive=60,
-                timeout_graceful_shutdown=int(LAST),
+                timeout_graceful_shutdown=int(LAST_SEND_S),
             )
         )
         self._draining: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Service:
             watch.cancel()
             self.engine.drain()
             self.engine.abandon(_LEAVING)
-            ended = await self.engine.stop(LAST)
+            ended = await self.engine.stop(LAST_SEND_S)
             self.app.state.context.close()
         if self.engine.failure is not None:
             raise self.engine.failure

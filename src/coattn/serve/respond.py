@@ -14,7 +14,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
 from coattn.serve.answer.head import total_cached, total_usage, usage
 from coattn.serve.ask import salt
-from coattn.serve.call import Call, Order
+from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context
 from coattn.serve.errors import ApiError
 from coattn.serve.gate import TENANT
@@ -23,7 +23,7 @@ from coattn.serve.sse import DONE, EventStream, GoneError, comment, event, unles
 
 Json = dict[str, Any]
 CLOSED = 499
-"""The status of a response that nobody will read."""
+"""The status of a response whose client has left."""
 
 
 class Whole(Protocol):
@@ -43,7 +43,7 @@ class Answer(Whole, Protocol):
 
 
 A = TypeVar("A", bound=Whole)
-Events = Callable[[Call, A, Sampling, Order, Context], AsyncIterator[bytes]]
+Events = Callable[[HttpCall, A, Sampling, Order, Context], AsyncIterator[bytes]]
 
 
 async def respond(
@@ -59,7 +59,7 @@ async def respond(
 
     A stream's headers wait for its first event, so that what fails before it has a status of its own.
     """
-    call = Call(context.engine, wanted)
+    call = HttpCall(context.engine, wanted)
     streaming = False
 
     def tagged(llm: LLM) -> Order:
@@ -91,7 +91,9 @@ async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield each
 
 
-async def chunks(call: Call, answer: Answer, body: Sampling, order: Order, context: Context) -> AsyncIterator[bytes]:
+async def chunks(
+    call: HttpCall, answer: Answer, body: Sampling, order: Order, context: Context
+) -> AsyncIterator[bytes]:
     """Every event of a stream. An error before the first is raised; a later one is an event of its own."""
     options = body.stream_options
     counted = bool(options and options.include_usage)
@@ -146,7 +148,7 @@ async def chunks(call: Call, answer: Answer, body: Sampling, order: Order, conte
     yield DONE
 
 
-def waiting(call: Call) -> bytes:
+def waiting(call: HttpCall) -> bytes:
     """A sign of life: how much of the prompts has been read."""
     read, whole = call.progress()
     return comment(f"prompt {read}/{whole}")

@@ -1,4 +1,4 @@
-"""Server-sent events, and knowing when nobody listens any more."""
+"""Server-sent events, and noticing that a client has left."""
 
 from __future__ import annotations
 

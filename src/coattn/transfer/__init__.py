@@ -7,8 +7,8 @@ lease       how long the other side may still be believed to be there
 transport   how the bytes cross: over the socket; shm and nixl are the other ways
 handshake   what both sides say of themselves first, and whether they fit
 job         one prompt on its way: each layer is sent while the next ones compute
-prefill     reads prompts, one after the other, for whoever calls
+prefill     reads prompts for other processes, one after the other
 watch       what is looked at while the decode side waits
 link        one connection: owns the memory, asks, and checks what comes
-decode      whom to ask, and reads a prompt itself where nobody else does
+decode      chooses who reads a prompt; if no process can, reads it here
 """

@@ -52,7 +52,7 @@ class Address:
         """Raises ConfigError where others than this machine could listen or ask, and there is no key."""
         if self.kind != "shm" and not key and not is_local(self.host):
             raise ConfigError(
-                f"Whoever reaches {self.host} could read prompts or have them read: there is no key.",
+                f"Anyone who can reach {self.host} could read prompts or have them read: there is no key.",
                 "Give --transfer-key-file or set COATTN_TRANSFER_KEY on both sides.",
             )
 

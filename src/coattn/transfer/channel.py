@@ -5,8 +5,8 @@
     then frames           length 4 | mark 32 | JSON   mark: HMAC over direction, number and JSON, keyed as the proofs
                           payload                     raw; its length follows from the JSON
 
-The secret never crosses the socket, and frames cannot be changed, repeated or reordered unnoticed. What a payload is,
-the JSON says by its SHA-256, which whoever receives it compares. Nothing is encrypted.
+The secret never crosses the socket. A changed, repeated or reordered frame is noticed. The JSON holds the
+SHA-256 of the payload, which the receiver compares. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 
 MAGIC = b"coattn1\n"
 NONCE, MARK = 16, 32
-HEADER = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 """Most bytes of a frame's JSON."""
-PIECE = 1 << 20
+HASH_CHUNK_BYTES = 1 << 20
 """Bytes that are hashed in one go."""
-TICK = 0.05
+TICK_S = 0.05
 """Seconds between two looks at leases and deadlines while a socket has nothing."""
 
 Tick = Callable[[int], None]
@@ -88,7 +88,7 @@ class Channel:
         """The next frame, without its payload. Raises ChannelError."""
         head = self._read(4 + MARK, tick)
         (length,) = struct.unpack_from("!I", head)
-        if length > HEADER:
+        if length > MAX_FRAME_BYTES:
             raise ChannelError("a frame is too long")
         text = self._read(length, tick)
         if not hmac.compare_digest(head[4:], self._mark(self._names[1], self._received, text)):
@@ -123,7 +123,7 @@ class Channel:
             tick(count)
 
     def shutdown(self) -> None:
-        """Wakes whoever waits on the socket, here and there. From any thread."""
+        """Wakes the threads that wait on the socket, on both sides. May be called from any thread."""
         with contextlib.suppress(OSError):
             self.link.shutdown(socket.SHUT_RDWR)
 
@@ -181,7 +181,7 @@ class Channel:
                 except BlockingIOError:
                     poller = select.poll()
                     poller.register(self.link, event)
-                    poller.poll(1e3 * TICK)
+                    poller.poll(1e3 * TICK_S)
             tick(0)
 
 
@@ -197,7 +197,7 @@ def _faults() -> Any:
 
 def digest(parts: Iterable[memoryview]) -> str:
     """SHA-256 over the SHA-256 of each piece of each part: pieces are hashed side by side."""
-    pieces = [part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)]
+    pieces = [part[at : at + HASH_CHUNK_BYTES] for part in parts for at in range(0, len(part), HASH_CHUNK_BYTES)]
     few = len(pieces) < 2
     found = map(_hash, pieces) if few else _hashers().map(_hash, pieces)
     return hashlib.sha256(b"".join(found)).hexdigest()

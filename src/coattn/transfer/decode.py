@@ -1,4 +1,4 @@
-"""The decode side: has prompts read by other processes, and reads them itself where nobody else does."""
+"""The decode side: has prompts read by other processes; if none can, it reads them itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coattn.errors import CoattnError, ConfigError, DeadlineError, TransferError
 from coattn.hf.prefilled import Prefilled, check_length
 from coattn.part import check_number
 from coattn.transfer.address import Address
-from coattn.transfer.channel import TICK, ChannelError
+from coattn.transfer.channel import TICK_S, ChannelError
 from coattn.transfer.lease import LEAST, MOST
 from coattn.transfer.link import FailedError, Link
 from coattn.transfer.watch import WAKE, CancelledError, Watch, check
@@ -33,7 +33,7 @@ class RemotePrefill:
 
     addresses: of `PrefillServer`s of the same model, one or several; each reads one prompt at a time.
     key: the secret that they share. lease: seconds after which a process that is not heard of counts as gone.
-    fallback: whether this process reads a prompt itself when nobody else does; else that raises TransferError.
+    fallback: if no other process can read a prompt, this one reads it; without fallback it raises TransferError.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RemotePrefill:
     ) -> Prefilled | list[int]:
         """A prompt as `LLM.generate` takes it -> the prompt that was read elsewhere, for `LLM.generate`.
 
-        -> its token ids where nobody else could read it; with `fallback=False` that raises TransferError, or
+        -> its token ids if no other process could read it; with `fallback=False` that raises TransferError, or
         BudgetError where it does not fit there. Also where at least half of it is stored here, under this `salt`.
         timeout: seconds after which it raises DeadlineError. cancelled: asked now and then; true ends it.
         """
@@ -156,7 +156,7 @@ class RemotePrefill:
                 if free is not None:
                     self._free.remove(free)
                     return free
-                self._turn.wait(TICK)
+                self._turn.wait(TICK_S)
                 check(deadline, cancelled)
         raise TransferError("This engine is closed.", "")
 

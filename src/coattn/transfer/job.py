@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coattn.errors import BudgetError, CoattnError
 from coattn.step.probe import Probe
-from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
+from coattn.transfer.channel import TICK_S, Channel, ChannelError, GoneError
 from coattn.transfer.layout import Layout, Rows, Span
 from coattn.transfer.lease import BEATS, Lease
 from coattn.transfer.transport import Frame, Source
@@ -38,7 +38,7 @@ class Part:
 
 
 class Job:
-    """One prompt for one caller. alive: whether somebody still reads; once nobody does, the caller hears no more."""
+    """One prompt for one caller. alive: whether the model's thread still reads; if not, nothing more is sent."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Job:
         while True:
             self.check()
             with contextlib.suppress(queue.Full):
-                return self._parts.put(part, timeout=TICK)
+                return self._parts.put(part, timeout=TICK_S)
 
     def send(self) -> None:
         """On a thread of its own: sends what comes, and heartbeats when nothing does."""

@@ -7,7 +7,7 @@
 Each begins at a multiple of 64 bytes. Owner: the decode side. Writer: the prefill side, rows of one layer at a time,
 each once, until it says `done` or its lease is over. Reader: the decode side, each row after the frame that names it,
 which is sent after the row was written. The memory serves one prompt and is never used for another, so a writer that is
-late writes where nobody reads.
+late writes to memory that is no longer read.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ BEATS = 4
 
 
 class Lease:
-    """Runs out unless it is renewed. One that ran out never comes back: whoever is late is late for good.
+    """Runs out unless it is renewed. One that ran out never comes back.
 
     Both sides of a transfer have one on the other. The decode side owns the memory: after its lease on the prefill side
     has run out nothing in that memory is believed. The prefill side may write there: after its lease on the decode side

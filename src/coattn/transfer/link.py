@@ -37,7 +37,7 @@ class Link:
         """Until when it is not asked, on the monotonic clock."""
 
     def open(self, watch: Watch) -> Channel:
-        """Raises InputError where the two sides do not fit, TransferError where nobody is there."""
+        """Raises InputError if the two sides do not fit, TransferError if the address cannot be reached."""
         if self._channel is not None:
             return self._channel
         self._target = target(self.address.kind)
@@ -64,7 +64,7 @@ class Link:
         return channel
 
     def read(self, tokens: Sequence[int], watch: Watch) -> Prefilled:
-        """Raises TransferError, InputError or DeadlineError; then the memory is nobody's."""
+        """Raises TransferError, InputError or DeadlineError; the memory is given back then."""
         if self._channel is not None:  # it may have ended since the last prompt
             try:
                 return self._read(tokens, watch)
@@ -99,7 +99,7 @@ class Link:
         return layout.prefilled(memory, tokens, scales, read_by(self._llm.model))
 
     def close(self) -> None:
-        """Afterwards nobody writes to what was the memory of a prompt."""
+        """Afterwards the other side cannot write to the memory of a prompt."""
         channel, self._channel = self._channel, None
         way, self._target = self._target, None
         if channel is not None:
@@ -150,7 +150,7 @@ class FailedError(TransferError):
     def __init__(self, where: Address, frame: Frame) -> None:
         super().__init__(f"{where} could not read the prompt: {frame.get('why')}", str(frame.get("hint", "")))
         self.kind: type[CoattnError] = BudgetError if frame.get("budget") is True else TransferError
-        """What to raise for whoever asked."""
+        """The error to raise for the request."""
 
 
 def _rows(frame: Frame, tokens: Sequence[int], queries: Sequence[int], layout: Layout) -> Rows:

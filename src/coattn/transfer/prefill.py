@@ -26,7 +26,7 @@ from coattn.method.table import find_method
 from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
 from coattn.transfer.address import Address, same_user
-from coattn.transfer.channel import TICK, Channel, ChannelError, GoneError
+from coattn.transfer.channel import TICK_S, Channel, ChannelError, GoneError
 from coattn.transfer.handshake import introduce, mismatch
 from coattn.transfer.job import Job, Part, Sends, failed
 from coattn.transfer.layout import Layout, raw
@@ -95,7 +95,7 @@ class PrefillServer:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         while self._model.is_alive() and not self._stopping.is_set():
-            if not poller.poll(1e3 * TICK):
+            if not poller.poll(1e3 * TICK_S):
                 continue
             try:
                 link, _ = self._socket.accept()
@@ -130,7 +130,7 @@ class PrefillServer:
         self.stop()
         end = time.monotonic() + drain
         while time.monotonic() < end and self._active:
-            time.sleep(TICK)
+            time.sleep(TICK_S)
         for channel in list(self._callers.values()):
             if channel is not None:
                 channel.shutdown()
@@ -248,7 +248,7 @@ class PrefillServer:
         finally:
             lease.drop()  # whatever the end was: nothing is written from here on
             sender.join()
-            while not job.read.wait(TICK) and self._model.is_alive():
+            while not job.read.wait(TICK_S) and self._model.is_alive():
                 pass
             way.end()
             with self._count:

@@ -12,11 +12,11 @@ from tests.engine.small import greedy, llm, small, tokenizer
 
 from coattn import LLM
 from coattn.errors import BudgetError, InputError
-from coattn.tools.chat.base import Asked
+from coattn.tools.chat.base import AnswerOptions
 from coattn.tools.chat.local import Local
 from coattn.tools.chat.talk import Talk
 
-ASKED = Asked(8, 0.0, 1.0)
+ASKED = AnswerOptions(8, 0.0, 1.0)
 
 
 class Desk:

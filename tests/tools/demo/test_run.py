@@ -18,7 +18,7 @@ from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.step.runtime import LayerGroup
 from coattn.tools.demo.prompt import FACT, plant
-from coattn.tools.demo.run import BOOK, ENTRIES, Asked, check_cap, run_demo
+from coattn.tools.demo.run import BOOK, ENTRIES, DemoRun, check_cap, run_demo
 from coattn.tools.demo.seen import Names, Seen
 from coattn.types import Selection
 
@@ -112,7 +112,7 @@ def test_every_entry_that_is_attended_is_recognised(name: str, tmp_path: Path, m
 
     write_book(document, describe_layers(own.model), tmp_path / BOOK, lambda: None)
     own.model.generation_config.eos_token_id = -1  # no answer ends early
-    Asked(own, document, planted, Names(document), tmp_path, ANSWER, SHARE).answer(name, lambda *_: None)
+    DemoRun(own, document, planted, Names(document), tmp_path, ANSWER, SHARE).answer(name, lambda *_: None)
     layers, heads = 2, 2
     new = sum(range(1, ANSWER)) * layers * heads  # of the answer, in every step all that is there: never in DRAM
     assert sum(float(count.sum()) for count in made[0].seen.values()) == made[0].listed - new

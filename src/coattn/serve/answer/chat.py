@@ -9,7 +9,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
 from coattn.serve.answer.head import about, head, total_usage
 from coattn.serve.answer.tokens import TokenTexts
-from coattn.serve.tools.reading import Reading, message
+from coattn.serve.tools.parser import ResponseParser, message
 
 Json = dict[str, Any]
 
@@ -25,10 +25,10 @@ class ChatAnswer:
         texts: TokenTexts,
         model: str,
         top: int | None,
-        read: Callable[[], Reading] | None = None,
+        read: Callable[[], ResponseParser] | None = None,
     ) -> None:
         self.llm, self.texts, self.top, self._read = llm, texts, top, read
-        self._readings: dict[int, Reading] = {}
+        self._parsers: dict[int, ResponseParser] = {}
         self.head = head(llm, self.prefix, self.kind, model)
         self.chunk_head = {**self.head, "object": self.chunk_kind}
 
@@ -59,18 +59,18 @@ class ChatAnswer:
         """What is new; None where there is nothing to show."""
         said: Json = {"content": delta.text} if delta.text else {}
         if self._read is not None:
-            if index not in self._readings:
-                self._readings[index] = self._read()
-            said = self._readings[index].feed(delta.text)
+            if index not in self._parsers:
+                self._parsers[index] = self._read()
+            said = self._parsers[index].feed(delta.text)
         if not said and (self.top is None or not delta.token_ids):
             return None
         return self.chunk(index, said, self.logprobs(delta), None)
 
     def last(self, index: int, output: RequestOutput) -> Json:
         """The chunk that ends an answer."""
-        reading = self._readings.get(index)
-        said = {} if reading is None else reading.finish()
-        found = self.chunk(index, said, None, _reason(output, reading is not None and reading.calls > 0))
+        parser = self._parsers.get(index)
+        said = {} if parser is None else parser.finish()
+        found = self.chunk(index, said, None, _reason(output, parser is not None and parser.calls > 0))
         found["coattn"] = about(self.llm, [(index, output)])
         return found
 

@@ -12,7 +12,7 @@ from coattn.engine.request import RequestOutput
 from coattn.serve.answer.head import about
 from coattn.serve.errors import ApiError
 from coattn.serve.schema.responses import ResponsesRequest
-from coattn.serve.tools.reading import Reading
+from coattn.serve.tools.parser import ResponseParser
 
 Json = dict[str, Any]
 PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
@@ -23,7 +23,7 @@ TEXTS = {"message": ("output_text", "response.output_text"), "reasoning": ("reas
 class ResponsesAnswer:
     """Builds the answer to one request: items that open, grow and close. read: as in `ChatAnswer`."""
 
-    def __init__(self, llm: LLM, body: ResponsesRequest, model: str, read: Callable[[], Reading] | None) -> None:
+    def __init__(self, llm: LLM, body: ResponsesRequest, model: str, read: Callable[[], ResponseParser] | None) -> None:
         self.llm, self._reading = llm, None if read is None else read()
         self.items: list[Json] = []
         """The last one is open while `_open`."""
@@ -80,7 +80,7 @@ class ResponsesAnswer:
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _grow(self, said: Json) -> list[Json]:
-        """said: as `Reading` gives it."""
+        """said: as `ResponseParser` gives it."""
         events = []
         for name, kind in (("reasoning_content", "reasoning"), ("content", "message")):
             if said.get(name):

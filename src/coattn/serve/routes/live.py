@@ -14,7 +14,7 @@ from coattn.serve.errors import invalid
 from coattn.serve.sse import EventStream, event
 from coattn.serve.status import live, status
 
-MOST = 10.0
+MAX_EVENTS_PER_S = 10.0
 """Events per second."""
 
 
@@ -30,8 +30,8 @@ async def follow(request: Request) -> Response:
         rate = float(given)
     except ValueError:
         rate = math.nan
-    if not 0 < rate <= MOST:
-        raise invalid("rate", f"rate is a number of events per second above 0 and at most {MOST:g}.")
+    if not 0 < rate <= MAX_EVENTS_PER_S:
+        raise invalid("rate", f"rate is a number of events per second above 0 and at most {MAX_EVENTS_PER_S:g}.")
     return EventStream(_events(context(request), rate), lambda: None)
 
 

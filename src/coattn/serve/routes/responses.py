@@ -13,7 +13,7 @@ from coattn.engine.llm import LLM
 from coattn.serve import ask
 from coattn.serve.answer.responses import ResponsesAnswer
 from coattn.serve.body import read
-from coattn.serve.call import Call, Order
+from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context, context
 from coattn.serve.errors import ApiError
 from coattn.serve.respond import respond, waiting
@@ -57,7 +57,9 @@ def with_names(do: Callable[[], Any]) -> Any:
         raise
 
 
-async def events(call: Call, answer: ResponsesAnswer, _: Sampling, __: Order, context: Context) -> AsyncIterator[bytes]:
+async def events(
+    call: HttpCall, answer: ResponsesAnswer, _: Sampling, __: Order, context: Context
+) -> AsyncIterator[bytes]:
     """Every event of a stream. An error before the first is raised; a later one ends the response as failed."""
     started, told = False, 0.0
 

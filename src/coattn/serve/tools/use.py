@@ -24,7 +24,7 @@ from coattn.serve.tools.family import (
     special_tokens,
 )
 from coattn.serve.tools.grammar import reply_grammar, tools_grammar
-from coattn.serve.tools.reading import Reading
+from coattn.serve.tools.parser import ResponseParser
 
 Json = dict[str, Any]
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -95,7 +95,7 @@ class Use:
     """How the answers to one request are guided and read."""
 
     guide: Callable[[], Guide] | None = None
-    read: Callable[[], Reading] | None = None
+    read: Callable[[], ResponseParser] | None = None
     """None: answers are text as it comes."""
     special: bool = False
     """Whether calls have special tokens in them, which the text must show then."""
@@ -115,13 +115,13 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
     plain = [tool.model_dump(exclude_none=True) for tool in choice.tools]
     given = not choice.required and own is not None
 
-    def read() -> Reading:
+    def read() -> ResponseParser:
         if given:
             parser = tokenizer.get_response_parser(prefix=ids, tools=plain or None)
         else:
             template = response_template(family if choice.tools else None)
             parser = tokenizer.get_response_parser(template, prefix=THINK if thinking else "", tools=plain or None)
-        return Reading(parser, family)
+        return ResponseParser(parser, family)
 
     marks = special_tokens(tokenizer)
     written = "" if family is None else family.first + family.head + THINK
@@ -182,7 +182,7 @@ def arguments(tool: Tool, loose: bool) -> Json:
         return {**OBJECT, "properties": {}, "additionalProperties": False}
     if loose and not tool.function.strict:
         return OBJECT
-    if "properties" in given and "additionalProperties" not in given:  # an argument that nobody asked for helps nobody
+    if "properties" in given and "additionalProperties" not in given:  # no arguments beyond those of the schema
         return {**given, "additionalProperties": False}
     return {**OBJECT, **given}
 

@@ -10,7 +10,7 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerOptions:
     """How answers are drawn."""
 
     max_new_tokens: int
@@ -41,7 +41,7 @@ class Partner(Protocol):
     def said(self) -> Messages:
         """The conversation so far, where it goes on from a saved one."""
 
-    def answer(self, messages: Messages, asked: Asked) -> Iterator[str]:
+    def answer(self, messages: Messages, asked: AnswerOptions) -> Iterator[str]:
         """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
 
     def switch(self, method: str) -> str:

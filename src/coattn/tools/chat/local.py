@@ -8,7 +8,7 @@ from dataclasses import replace
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import EngineError, InputError
-from coattn.tools.chat.base import Asked, Messages, Stats
+from coattn.tools.chat.base import AnswerOptions, Messages, Stats
 
 
 class Local:
@@ -29,7 +29,7 @@ class Local:
         """The conversation so far, where it goes on from a saved one."""
         return list(self.session.messages)
 
-    def answer(self, messages: Messages, asked: Asked) -> Iterator[str]:
+    def answer(self, messages: Messages, asked: AnswerOptions) -> Iterator[str]:
         known = self.session.messages
         if not known or messages[: len(known)] != known or len(messages) == len(known):
             self.session.reset()

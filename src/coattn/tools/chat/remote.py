@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 
 from coattn.errors import ConfigError, InputError, UnsupportedError
-from coattn.tools.chat.base import Asked, Messages, Stats
+from coattn.tools.chat.base import AnswerOptions, Messages, Stats
 
 TIMEOUT = 600.0
 """Seconds without a byte; a server of ours shows signs of life more often."""
@@ -37,7 +37,7 @@ class Remote:
         self.stats: Stats | None = None
         self.model = model or self._first()
 
-    def answer(self, messages: Messages, asked: Asked) -> Iterator[str]:
+    def answer(self, messages: Messages, asked: AnswerOptions) -> Iterator[str]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coattn.errors import CoattnError, ConfigError
 from coattn.text import decode, read_bytes
-from coattn.tools.chat.base import Asked, Messages, Partner, Stats
+from coattn.tools.chat.base import AnswerOptions, Messages, Partner, Stats
 from coattn.units import format_bytes
 
 HELP = """/file PATH    put a text file before your next message
@@ -26,7 +26,7 @@ class Talk:
     def __init__(
         self,
         partner: Partner,
-        asked: Asked,
+        asked: AnswerOptions,
         system: str | None,
         read: Callable[[str], str],
         write: Callable[[str], None],

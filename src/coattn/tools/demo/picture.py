@@ -79,7 +79,7 @@ def _bar(axes: Axes, row: dict[str, Any], tokens: int, y: float) -> None:
 
 
 def _placed(lies: dict[str, list[float]]) -> list[tuple[list[float], str]]:
-    """Where bytes lie in both tiers, the GPU's copy is shown. What codes save is nobody's loss: DRAM fills the rest."""
+    """Where bytes lie in both tiers, the GPU's copy is shown. DRAM fills what codes save."""
     gpu = [min(1.0, share) for share in lies["gpu"]]
     dram = [1.0 - there if held > 0 else 0.0 for there, held in zip(gpu, lies["dram"], strict=True)]
     return [(gpu, LIES["gpu"]), (dram, LIES["dram"])]

@@ -126,7 +126,7 @@ def run_demo(loaded: Loaded, tokens: int, max_new_tokens: int, gpu_share: float,
         layers = describe_layers(loaded.model)
         write_book(document, layers, Path(folder) / BOOK, _counter("coding its keys", len(layers), progress))
         for name in ENTRIES:
-            asked = Asked(loaded, document, planted, names, Path(folder), max_new_tokens, gpu_share)
+            asked = DemoRun(loaded, document, planted, names, Path(folder), max_new_tokens, gpu_share)
             rows.append(asked.answer(name, progress))
     whole = kv_bytes(document, max_new_tokens)
     return {
@@ -176,7 +176,7 @@ def _counter(what: str, total: int, progress: Progress) -> Callable[[], None]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DemoRun:
     """The document that was read, and what every method needs to answer from it."""
 
     loaded: Loaded

@@ -66,7 +66,7 @@ class Asker:
     """The most KV bytes per tier so far."""
     read_share: dict[int, float] = field(default_factory=dict)
     """By tokens of a prompt: bytes of KV that a decode step read, of what full attention reads. Of the last step in
-    which nobody finished; only where an engine has prompts of one length."""
+    which no prompt finished; only where an engine has prompts of one length."""
 
     def __post_init__(self) -> None:
         if self.gpu_share is None:
@@ -140,7 +140,7 @@ def answers(
 ) -> Iterator[tuple[Ask, str]]:
     """`(ask, answer)` in the order in which they finish. Leaving the loop early cancels the rest.
 
-    look: called after decode steps in which nobody finished.
+    look: called after decode steps in which no prompt finished.
     A request that fails raises its error: a benchmark with holes would look like a worse method.
     """
     handles = [(ask, llm.submit(ask.ids, ask.params)) for ask in asks]

@@ -66,7 +66,7 @@ class CallText:
         return None
 
 
-class Reading:
+class ResponseParser:
     """One answer. `feed` what came, then `finish`; each gives a delta, which may be empty."""
 
     def __init__(self, parser: Any, family: Family | None) -> None:
@@ -173,7 +173,7 @@ class _Plain:
         return {}, []
 
 
-def message(reading: Reading, text: str) -> Json:
+def message(reading: ResponseParser, text: str) -> Json:
     """A whole answer -> content, tool_calls, reasoning_content, as far as it has them."""
     found: Json = {"content": None}
     calls: list[Json] = []
