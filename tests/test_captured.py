@@ -57,6 +57,6 @@ def test_a_rule_that_is_not_captured_is_said_in_one_line(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "coattn"):
         model = random_model("tiny", torch.device("cuda"), torch.float32)
         with coattn.LLM((model, None), "oracle", max_length=64, budget=8) as llm:
-            assert isinstance(llm.runner, EagerRunner)
+            assert type(llm.runner) is EagerRunner
             assert "select 'oracle'" in llm.report()["not_captured"]
     assert sum("select 'oracle'" in record.message for record in caplog.records) == 1

@@ -220,7 +220,7 @@ def test_devices_by_name() -> None:
 @pytest.mark.parametrize("method", ROWS)
 def test_captured_in_two_graphs(method: str) -> None:
     with engine(method, ["cuda:0", "cuda:0"]) as llm:
-        assert not isinstance(llm.runner, EagerRunner)
+        assert type(llm.runner) is not EagerRunner
         assert llm.report()["captured"]
         got = answers(llm)
         assert all(len(made.stages) == 2 for made in llm.runner._captured.values())

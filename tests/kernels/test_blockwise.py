@@ -64,7 +64,7 @@ def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
     wanted[80:] = textbook(q, k, v, 101, 0)[80:100]
     torch.testing.assert_close(torch.cat(outs[:2]).double(), wanted, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 101, 0)[100:], atol=2e-5, rtol=1e-4)
-    assert not runtime.reading.prompts
+    assert not runtime.prompts.blockwise_prompts
 
 
 def test_a_later_turn_sees_everything() -> None:

@@ -17,12 +17,12 @@ from coattn.step.layer_group import LayerGroup
 from coattn.types import LayerShape, Step
 
 
-class Reading:
+class PromptReader:
     """How the layers of a model read. Remembers prompts that are read block by block until they end."""
 
     def __init__(self, layers: Sequence[LayerShape], blockwise: Blockwise | None) -> None:
         self.layers, self.blockwise = layers, blockwise
-        self.prompts: dict[tuple[int, int], Prompt] = {}
+        self.blockwise_prompts: dict[tuple[int, int], Prompt] = {}
         """By sequence and layer: a prompt that is being read block by block."""
 
     def extend(
@@ -41,8 +41,8 @@ class Reading:
 
     def end(self, slots: Sequence[int]) -> None:
         """Their prompts are over."""
-        for key in [key for key in self.prompts if key[0] in slots]:
-            del self.prompts[key]
+        for key in [key for key in self.blockwise_prompts if key[0] in slots]:
+            del self.blockwise_prompts[key]
 
     def _read(
         self, group: LayerGroup, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
@@ -83,8 +83,8 @@ class Reading:
         if self.blockwise is None or self.layers[layer].sliding_window is not None:
             return None
         if history == 0:
-            self.prompts[slot, layer] = Prompt(self.blockwise)
-        found = self.prompts.get((slot, layer))
+            self.blockwise_prompts[slot, layer] = Prompt(self.blockwise)
+        found = self.blockwise_prompts.get((slot, layer))
         return found if found is not None and found.length == history else None
 
 

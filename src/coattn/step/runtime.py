@@ -24,7 +24,7 @@ from coattn.step import report as counts
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
 from coattn.step.probe import Probe
-from coattn.step.prompt import Reading
+from coattn.step.prompt import PromptReader
 from coattn.step.running import RunningStep
 from coattn.step.streams import StepStreams
 from coattn.types import LayerShape, Phase, Selection, Step, Tier
@@ -57,7 +57,7 @@ class Runtime:
         self.groups: list[LayerGroup] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, LayerGroup] = {}
-        self.reading = Reading(layers, composed.blockwise)
+        self.prompts = PromptReader(layers, composed.blockwise)
         self.mailboxes: MailboxManager | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
         self._side, self._decodes = SideStream(), SideStream()
@@ -116,9 +116,9 @@ class Runtime:
             if step.phase is Phase.DECODE:
                 for group in self.groups:
                     running.tables |= dict.fromkeys(group.cache.spec.layers, group.tabulate(step))
-                self.reading.end(step.slots)
+                self.prompts.end(step.slots)
             for part in running.parts:
-                self._tell(lambda probe, part=part: probe.begin(part))  # type: ignore[misc]
+                self._notify(lambda probe, part=part: probe.begin(part))  # type: ignore[misc]
         except BaseException:
             self.abort(running)
             raise
@@ -170,15 +170,15 @@ class Runtime:
         self, running: RunningStep, part: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
         running.ran = True
-        self._tell(lambda probe: probe.attend(part, layer, q, k, v, scale))
+        self._notify(lambda probe: probe.attend(part, layer, q, k, v, scale))
         if part.phase is Phase.DECODE:
             out = self.decode(running, layer, q, k, v, scale)
         else:
-            out = self.reading.extend(self._by_layer[layer], part, layer, q, k, v, scale)
-        self._tell(lambda probe: probe.output(part, layer, out))
+            out = self.prompts.extend(self._by_layer[layer], part, layer, q, k, v, scale)
+        self._notify(lambda probe: probe.output(part, layer, out))
         return out
 
-    def _tell(self, call: Callable[[Probe], None]) -> None:
+    def _notify(self, call: Callable[[Probe], None]) -> None:
         """Calls every probe. If an optional one fails, that is counted and the step goes on."""
         for probe in self.probes:
             try:
@@ -199,7 +199,7 @@ class Runtime:
         selection = group.select.pick(call) if started is None else started.selection
         states = group.schedule.run(call, selection, started)
         selection.ready()
-        self._tell(lambda probe: probe.selected(group, call, selection, states))
+        self._notify(lambda probe: probe.selected(group, call, selection, states))
         self._after_layer(running, group, layer, q.device)
         out = merge_output(states, q)
         if group.audit is not None:
@@ -300,7 +300,7 @@ class Runtime:
             for group in self.groups:
                 with group.here():
                     group.commit(part, running.replayed)
-            self._tell(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
+            self._notify(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
 
     def abort(self, running: RunningStep) -> None:
         """Gives up a step that failed: every part is what its history says, but of sequences in `torn`."""
@@ -311,12 +311,12 @@ class Runtime:
             for group in self.groups:
                 with group.here():
                     self.torn |= group.abort(part, running.ran, running.replayed)
-            if self.reading.blockwise is not None and part.phase is not Phase.DECODE and running.ran:
+            if self.prompts.blockwise is not None and part.phase is not Phase.DECODE and running.ran:
                 self.torn |= {slot for slot, history in zip(part.slots, part.history, strict=True) if history}
             if running.committing:
                 self.torn |= set(part.slots)
             if running.ran:
-                self.reading.end(part.slots)
+                self.prompts.end(part.slots)
             for slot, history in zip(part.slots, part.history, strict=True):
                 if not history:
                     self.truncate(slot, 0, 0)
@@ -324,7 +324,7 @@ class Runtime:
     def midway(self, slot: int) -> bool:
         """Whether a sequence is in the middle of a prompt of which more is known than its blocks say: it cannot go on
         from these alone."""
-        return any(key[0] == slot for key in self.reading.prompts) or any(
+        return any(key[0] == slot for key in self.prompts.blockwise_prompts) or any(
             group.cache.gpu.midway(slot) for group in self.groups
         )
 
@@ -334,11 +334,11 @@ class Runtime:
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
-        self.reading.end((slot,))
+        self.prompts.end((slot,))
         for group in self.groups:
             with group.here():
                 group.truncate(slot, length, keep)
-        self._tell(lambda probe: probe.truncate(slot, length, keep))
+        self._notify(lambda probe: probe.truncate(slot, length, keep))
 
     # what is known of steps and memory
 
@@ -403,4 +403,4 @@ class Runtime:
             group.release()
         self.groups.clear()
         self._by_layer.clear()
-        self.reading.prompts.clear()
+        self.prompts.blockwise_prompts.clear()

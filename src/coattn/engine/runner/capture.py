@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,19 +14,17 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 from coattn.engine.runner.buckets import bucket_for, capture_sizes
-from coattn.engine.runner.runner import Chunk, EagerRunner
+from coattn.engine.runner.runner import EagerRunner
 from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
 from coattn.hf.fuse import Fusion
 from coattn.hf.logits import head
-from coattn.hf.prefilled import Prefilled
-from coattn.hf.random_model import weight_bytes
 from coattn.kernels.streams import FIRST
 from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.step.trace.account import step_trace
 from coattn.step.trace.step import Crossing, StepTrace, Timing, on_host_clock
-from coattn.types import Phase, Step, Tier
+from coattn.types import Phase, Step
 
 log = logging.getLogger("coattn")
 
@@ -41,7 +39,7 @@ class CapturedStep:
     """What capturing it took."""
 
 
-class GraphRunner:
+class GraphRunner(EagerRunner):
     """A Runner whose decode step is one CUDA graph for each batch size and for each of GPU only, GPU and host; where
     layers lie on several devices, one for each of those too.
 
@@ -56,17 +54,12 @@ class GraphRunner:
         slots: int,
         sizes: tuple[int, ...] | None = None,
     ) -> None:
-        self.slots, self.session, self.runtime = slots, session, runtime
-        self.eager = EagerRunner(session, runtime, slots)
+        super().__init__(session, runtime, slots)
         self.sizes = sizes or capture_sizes(slots)
         self.always_host = False
         """For benchmarks: hand over to the CPU also when nothing lies in DRAM."""
         self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
-        self.best: list[int] | None = None
-        """The most likely token after each sequence of the last decode step; negative: the logits are not finite."""
-        self.launched: Callable[[], None] | None = None
-        self.weights = weight_bytes(session.model)
-        self._last: tuple[int, int, Step, bool] | None = None
+        self._last_replay: tuple[int, int, Step, bool] | None = None
         pipeline = session.pipeline
         self.devices = (session.device,) if pipeline is None else pipeline.division.devices
         self._marks = [torch.zeros(3, 2, dtype=torch.int64, device=device) for device in self.devices]
@@ -86,41 +79,6 @@ class GraphRunner:
         self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
         self.fusion = Fusion(session)  # last: whoever fails to make a runner finds the weights as they were
 
-    def needs(self, tokens: int) -> Mapping[Tier, int]:
-        return self.eager.needs(tokens)
-
-    def free(self) -> Mapping[Tier, int | None]:
-        return self.eager.free()
-
-    def extend(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        history: int,
-        want_logits: bool,
-        on_layer_boundary: Callable[[], None] | None = None,
-    ) -> Tensor | None:
-        return self.eager.extend(slot, tokens, history, want_logits, on_layer_boundary)
-
-    def mix(
-        self,
-        chunks: Sequence[Chunk],
-        slots: Sequence[int],
-        tokens: Sequence[int],
-        history: Sequence[int],
-        on_layer_boundary: Callable[[], None] | None = None,
-    ) -> Tensor | None:
-        return self.eager.mix(chunks, slots, tokens, history, on_layer_boundary)
-
-    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
-        return self.eager.import_kv(slot, given, start, end)
-
-    def busy(self) -> set[int]:
-        return self.eager.busy()
-
-    def forget(self, slot: int, length: int) -> None:
-        self.eager.forget(slot, length)
-
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
         host = self.runtime.reaches_host(step) or self.always_host
@@ -133,7 +91,7 @@ class GraphRunner:
             self._write_inputs(tokens, history)
             begin = time.monotonic_ns()
             self._replay(running, captured, rows, host)
-            self._last = (begin, time.monotonic_ns(), step, host)
+            self._last_replay = (begin, time.monotonic_ns(), step, host)
             self.runtime.commit(running)
         except BaseException:
             self.runtime.abort(running)
@@ -180,15 +138,15 @@ class GraphRunner:
     def trace(self) -> StepTrace | None:
         """Where the time of the last decode step went. Copies a few numbers from the GPU."""
         timing = self.timing()
-        if self._last is None or timing is None:
-            return self.eager.trace()
-        return step_trace(self.runtime, self._last[2], timing, self.weights)
+        if self._last_replay is None or timing is None:
+            return super().trace()
+        return step_trace(self.runtime, self._last_replay[2], timing, self.weights)
 
     def timing(self) -> Timing | None:
         """When the last decode step ran, and what the GPU waited for. Copies a few numbers from the GPU."""
-        if self._last is None:
+        if self._last_replay is None:
             return None
-        begin, end, _, host = self._last
+        begin, end, _, host = self._last_replay
         mailboxes = self.runtime.mailboxes if host else None
         bridges = [] if mailboxes is None else mailboxes.bridges
         crossings: list[Crossing] = []
@@ -214,7 +172,7 @@ class GraphRunner:
     def close(self) -> None:
         self.drop_captures()
         self.fusion.close()
-        self.eager.close()
+        super().close()
 
     def _forward(self, running: RunningStep, rows: int) -> Tensor:
         ids, positions = self.inputs.device_rows("tokens", rows), self.inputs.device_rows("positions", rows)

@@ -22,5 +22,5 @@ def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequenc
     from coattn.engine.runner.capture import GraphRunner
 
     runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
-    runner.eager.around = runner.fusion.active
+    runner.around = runner.fusion.active
     return runner

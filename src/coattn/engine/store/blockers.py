@@ -20,7 +20,7 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     lost = resume_blocker(runtime)
     if lost is not None:
         return lost
-    if runtime.reading.blockwise is not None:
+    if runtime.prompts.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
         if group.maintenance.listens >= MOST:
