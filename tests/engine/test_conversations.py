@@ -30,7 +30,7 @@ def engine() -> Any:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> int:
     """At most so many have names."""
-    monkeypatch.setattr(conversations, "MOST_SESSIONS", 8)
+    monkeypatch.setattr(conversations, "MAX_NAMED_SESSIONS", 8)
     return 8
 
 

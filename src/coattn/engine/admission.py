@@ -85,7 +85,7 @@ class Admission:
         return _excess(wanted, self.memory.free()) if any(wanted.values()) else None
 
     def fits(self, tokens: int, saved: Mapping[Tier, int], growth: Iterable[tuple[int, int]]) -> bool:
-        """Whether another sequence of so many tokens fits, beside others that grow. saved: bytes of it that are there
+        """Whether another sequence of so many tokens fits, with others that grow. saved: bytes of it that are there
         anyway."""
         wanted = dict(self._needs(tokens))
         for tier, count in saved.items():

@@ -42,7 +42,7 @@ class ChunkConfig:
             if self.chunk is None and policy.fixed is not None:
                 policy.fixed = GPU_CHUNK_TOKENS
         elif on_gpu and self.target_ms is None:
-            # fewer tokens save little time beside the launches of a step that is not captured
+            # fewer tokens save little time next to the launches of a step that is not captured
             policy.least = FIRST_CHUNK_TOKENS
         return policy
 

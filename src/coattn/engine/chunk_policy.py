@@ -10,7 +10,7 @@ FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS = 512, 64
 SLOWDOWN, CROWDED_SLOWDOWN = 2.5, 40.0
 """The time between tokens while a prompt is read, and while several are or wait to be, as multiples of that without,
 where no time was promised. Most steps take about so long; for one prompt the longest should not take three times as
-long. Of several, each has to wait for those before it, and whoever decodes beside them is in a small batch: about one
+long. Of several, each has to wait for those before it, and those that decode then are in a small batch: about one
 step for each of the largest chunks, a fortieth of the time."""
 MEDIAN_SAMPLES = 5
 """Observations of which the median counts: one step that was captured or swapped in changes nothing."""

@@ -9,7 +9,7 @@ from coattn.engine.protocols import SessionHost
 from coattn.engine.session import Session
 from coattn.errors import BusyError
 
-MOST_SESSIONS = 1024
+MAX_NAMED_SESSIONS = 1024
 """Sessions that are known by name at a time."""
 
 
@@ -52,9 +52,9 @@ class Conversations:
 
     def _too_many(self) -> Session | None:
         """Who has to close before another one is opened. Raises BusyError where nobody can."""
-        if len(self._named) < MOST_SESSIONS:
+        if len(self._named) < MAX_NAMED_SESSIONS:
             return None
         idle = next((each for each in self._named.values() if not each.answering), None)
         if idle is None:
-            raise BusyError(f"{MOST_SESSIONS:,} sessions are answering.", "Try again later.")
+            raise BusyError(f"{MAX_NAMED_SESSIONS:,} sessions are answering.", "Try again later.")
         return idle

@@ -29,7 +29,7 @@ Size = int | float | str
 
 @dataclass(frozen=True)
 class Devices:
-    """What was asked for, and, once it is settled, the pipeline between the devices."""
+    """What was asked for, and, once it is resolved, the pipeline between the devices."""
 
     devices: tuple[torch.device, ...] = ()
     """None: where the model is."""
@@ -67,7 +67,7 @@ class Devices:
         """Of several devices."""
         return torch.device(self.devices[0].type) if self.devices else None
 
-    def settle(self, model: PreTrainedModel, composed: Composed, seqs: int, tokens: int) -> Devices:
+    def resolve(self, model: PreTrainedModel, composed: Composed, seqs: int, tokens: int) -> Devices:
         """Divides a model's layers, and moves their weights. The caller closes `pipeline`."""
         if not self.devices:
             return self

@@ -37,7 +37,7 @@ FAULTS = 3
 class Engine:
     """Requests join and leave between steps. `submit` and cancelling are safe from any thread; so is `step`.
 
-    A step that fails takes down the request that is the reason and no others. After an interrupt every request is
+    If a step fails, only the request that caused it fails. After an interrupt every request is
     cancelled. In both cases the memory is free again before anything else runs.
     """
 
@@ -106,7 +106,7 @@ class Engine:
     ) -> Handle:
         """Puts a prepared request in line. streams: whether its handle keeps parts for iteration.
 
-        notify is told of every part, or, where there are none, of the end. Raises BusyError when as many wait as may.
+        notify is called for every part, or, without parts, at the end. Raises BusyError when as many wait as may.
         """
         if guide is not None and (request.params.ignore_eos or request.params.min_new_tokens):
             raise ConfigError(
@@ -209,7 +209,7 @@ class Engine:
                 self._fail([handle], error)
 
     def _draw(self, logits: Tensor, handles: list[Handle], best: list[int] | None) -> list[tuple[Handle, Drawn]]:
-        """A token for each; who is the reason that there is none for all fails alone."""
+        """A token for each. If drawing fails, only the request that caused it fails."""
         try:
             return list(
                 zip(handles, self.sampler.draw(logits, [handle.draws for handle in handles], best), strict=True)
@@ -224,7 +224,7 @@ class Engine:
         return found
 
     def _take_apart(self, work: Forward, everyone: list[Request], error: Exception, inside: bool, again: bool) -> None:
-        """Whoever is the reason for a failed step fails alone: the step is tried once more, then all by themselves."""
+        """Only the request that made a step fail fails: the step is tried once more, then each by itself."""
         if len(everyone) == 1:
             self.runner.runtime.torn.clear()
             self._fail(self._handles(everyone), error)
@@ -241,7 +241,7 @@ class Engine:
                 self._do(Decode(decoding), inside)
             return
         for request in decoding:
-            if request.slot is not None:  # else another has needed its memory meanwhile
+            if request.slot is not None:  # else another has needed its memory since
                 self._do(Decode((request,)), inside)
 
     def _restart_torn(self, everyone: list[Request], error: Exception) -> bool:
@@ -309,7 +309,7 @@ class Engine:
         arrived, cancelled = self.inbox.take()
         for handle in arrived:
             self.scheduler.add(handle.request)
-        # ending one may wait for the device, and whoever submits must not wait with us
+        # ending one may wait for the device, and threads that submit must not wait for it
         for handle in cancelled:
             if handle.id in self.inbox.live:
                 self._end(handle, "cancelled")

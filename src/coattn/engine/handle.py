@@ -40,7 +40,7 @@ class Handle:
         self.owner: object = None
         """Kept alive as long as the handle is."""
         self._shown = 0
-        """Tokens of the answer that deltas have told of."""
+        """Tokens of the answer that deltas have shown."""
 
     @property
     def id(self) -> int:

@@ -1,4 +1,4 @@
-"""Whoever has a request here: it has just come, it is live, or it wants to go. Safe from any thread."""
+"""Requests that have just come, that are live, and that are to be cancelled. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RequestInbox:
         return handles
 
     def close(self) -> bool:
-        """Takes nobody from now on, and wakes whoever waits. False: it was closed already."""
+        """Takes no request from now on, and wakes all threads that wait. False: it was closed already."""
         with self._news:
             if self._closed:
                 return False

@@ -65,7 +65,7 @@ class LLM:
     chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
         many as `target_ms` allows, others 2,048, on a GPU 8,192: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
-        and 40 times while several prompts are read or wait. Not beside `chunk`.
+        and 40 times while several prompts are read or wait. Not with `chunk`.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
@@ -142,13 +142,13 @@ class LLM:
             if self._weights is not None:
                 undo.callback(self._weights.close)
             divided_for = wanted.named or compose(METHODS["full"])
-            self.devices = asked.settle(loaded.model, divided_for, max_batch, self.max_length)
+            self.devices = asked.resolve(loaded.model, divided_for, max_batch, self.max_length)
             if self.devices.pipeline is not None:
                 undo.callback(self.devices.pipeline.close)
             session = undo.enter_context(Session(loaded.model, self.devices.pipeline))
             self.ledger = self.devices.ledger(session, host)
-            settled = wanted.settle(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
-            self.composed = settled.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
+            resolved = wanted.resolve(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
+            self.composed = resolved.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
@@ -242,7 +242,7 @@ class LLM:
         priority: a lower number is served first, and keeps its memory when there is not enough for all.
         timeout: seconds after which the request fails with a DeadlineError, with what it has so far.
         guide: says before each token which ones may come.
-        streams: whether the handle keeps parts; else there is only its result, and `notify` is told of the end alone.
+        streams: whether the handle keeps parts; else there is only its result, and `notify` is called at the end alone.
         salt: only requests of the same salt share what is stored. session: the number of the session that asks.
         """
         found = split(prompt)
@@ -278,7 +278,7 @@ class LLM:
         return self._fingerprints
 
     def step(self) -> bool:
-        """Does one piece of work for whoever is next. False when nobody is here."""
+        """Does one piece of work. False when there is no request."""
         return self.engine.step()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -31,7 +31,7 @@ class Wanted:
             return Wanted(None, candidates(params), params)
         return Wanted(compose(find_method(method), **params), (), params)
 
-    def settle(self, layers: Sequence[LayerShape], gpu: int | None, batch: int, tokens: int) -> Composed:
+    def resolve(self, layers: Sequence[LayerShape], gpu: int | None, batch: int, tokens: int) -> Composed:
         """The method for so many sequences of so many tokens; says which it is, and why, where none was named.
 
         gpu: bytes that the KV may take in the GPU tier.

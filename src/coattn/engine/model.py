@@ -20,12 +20,12 @@ DEFAULT_MAX_TOKENS = 8192
 def open_model(
     model: Any, dtype: str | torch.dtype, device: str | torch.device, on_host: bool, first: torch.device | None
 ) -> Loaded:
-    """on_host: whoever comes next moves the weights. first: of several devices."""
+    """on_host: the weights stay there, and the caller moves them. first: of several devices."""
     if isinstance(model, str | Path):
         return load(model, dtype=dtype, device=device if first is None else first, on_host=on_host)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
-            raise ConfigError(f"{name} was given beside a model that is loaded already.", f"Leave {name} out.")
+            raise ConfigError(f"{name} was given with a model that is loaded already.", f"Leave {name} out.")
     if isinstance(model, Loaded):
         check_family(model.model)
         return model

@@ -42,7 +42,7 @@ class PrefillQueue:
     def share(self, readers: Sequence[Request], budget: int) -> tuple[Extend, ...]:
         """Half of the budget is the oldest's; the rest goes to those who have the least left, then back to it.
 
-        A fixed chunk is never cut further: where a prompt is cut must not depend on who reads beside it.
+        A fixed chunk is never cut further: where a prompt is cut must not depend on other requests.
         """
         fixed = self._policy.fixed is not None
         first = self.next(readers) if fixed else readers[0]

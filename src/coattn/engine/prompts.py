@@ -119,7 +119,7 @@ def render_chat(
 
 def _known(tokenizer: Any) -> Any:
     if tokenizer is None:
-        raise InputError("This engine has no tokenizer.", "Give token ids, or a tokenizer beside the model.")
+        raise InputError("This engine has no tokenizer.", "Give token ids, or a tokenizer with the model.")
     return tokenizer
 
 

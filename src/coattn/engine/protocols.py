@@ -1,4 +1,4 @@
-"""What sessions need of an engine, and an engine of whoever reads prompts for it: neither imports the other."""
+"""What sessions need of an engine, and an engine of the client that has prompts read elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs next: admission by bytes, chunked prefill beside decoding, preemption of the last. No tensors here."""
+"""Who runs next: admission by bytes, chunked prefill between decode steps, preemption of the last. No tensors here."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ class Session:
     def tokens(self) -> list[int]:
         """Of all turns so far, answers included."""
         with self._lock:
-            self._fold()
+            self._fold_turn()
             return list(self._tokens)
 
     @property
     def messages(self) -> Messages:
         """Of a chat: what was said so far."""
         with self._lock:
-            self._fold()
+            self._fold_turn()
             return list(self._messages)
 
     @property
@@ -62,7 +62,7 @@ class Session:
     def whole(self, prompt: Prompt) -> list[int]:
         """The token ids that `ask` would go on from: the conversation so far, and this."""
         with self._lock:
-            self._settle()
+            self._begin_turn()
             return self._follow(prompt)[0]
 
     def ask(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
@@ -87,7 +87,7 @@ class Session:
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Handle:
         """The same as a handle; options are those of `LLM.submit`."""
         with self._lock:
-            self._settle()
+            self._begin_turn()
             (one,) = found if len(found := split(prompt)) == 1 else (None,)
             if one is None:
                 raise InputError(f"There are {len(found)} prompts, but a turn is one.", "Ask one after the other.")
@@ -97,19 +97,19 @@ class Session:
     def submit_whole(self, ids: Sequence[int], params: SamplingParams | None = None, **options: Any) -> Handle:
         """A turn by the tokens of the whole conversation: what they have in common with the stored is not read."""
         with self._lock:
-            self._settle()
+            self._begin_turn()
             return self._begin(list(ids), params, [], "", options)
 
     def reset(self) -> None:
         """Forgets the conversation; what is saved stays."""
         with self._lock:
-            self._settle()
+            self._begin_turn()
             self._forget()
 
     def save(self, name: str | None = None) -> Path:
         """Writes everything to a file, by which a session of that name goes on later, also in another process."""
         with self._lock:
-            self._settle()
+            self._begin_turn()
             name = self.name if name is None else name
             if name is None:
                 raise ConfigError("This session has no name.", "Give one: save(name), or LLM.session(name).")
@@ -133,7 +133,7 @@ class Session:
     def restore(self) -> None:
         """Goes on from the file of its name. Raises InputError, and has changed nothing."""
         with self._lock:
-            self._settle()
+            self._begin_turn()
             assert self.name is not None
             tensors, facts = self.llm.sessions.load(self.name)
             try:
@@ -165,15 +165,15 @@ class Session:
         self._turn = handle, messages, text
         return handle
 
-    def _settle(self) -> None:
+    def _begin_turn(self) -> None:
         """The last turn becomes part of the conversation, unless it failed."""
         if self.closed:
             raise InputError("This session is closed.", "Open another one with LLM.session().")
         if self.answering:
             raise SessionBusyError("This session is still answering.", "Wait for its answer, or cancel it.")
-        self._fold()
+        self._fold_turn()
 
-    def _fold(self) -> None:
+    def _fold_turn(self) -> None:
         if self._turn is None or self.answering:
             return
         handle, messages, text = self._turn

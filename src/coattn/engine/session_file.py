@@ -66,7 +66,7 @@ class Sessions:
             raise self._unsaved(name, error) from None
 
     def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
-        """Written beside and renamed: whoever looks sees the old file or the new one."""
+        """Written under another name and renamed: a reader sees the old file or the new one."""
         path = self.path(name)
         try:
             sealed.write(path, tensors, facts, FORMAT)

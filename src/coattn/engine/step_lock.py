@@ -8,7 +8,7 @@ from coattn.errors import EngineError
 
 
 class StepLock:
-    """Held while a step runs. Not reentrant, but a thread that would wait for itself is told so."""
+    """Held while a step runs. Not reentrant: a thread that would wait for itself gets an error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

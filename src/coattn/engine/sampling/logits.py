@@ -19,14 +19,14 @@ BITS = 32
 class Guide(Protocol):
     """Decides which tokens may come next in one answer. Used by the thread that steps.
 
-    It is neither asked nor told about tokens that are fed before the answer.
+    Tokens that are fed before the answer do not reach it.
     """
 
     def mask(self) -> Tensor:
         """`[ceil(vocab / 32)]` int32 on the host: bit i of number j is set where token `32 j + i` may come."""
 
     def accept(self, token: int) -> None:
-        """This token came. May start making the next mask beside the step that follows."""
+        """This token came. May start making the next mask while the next step runs."""
 
 
 class Draws:

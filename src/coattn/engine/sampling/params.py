@@ -9,7 +9,7 @@ from typing import Any
 from coattn.errors import ConfigError
 from coattn.part import check_count, check_number
 
-MOST_SEED = (1 << 64) - 1
+MAX_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class SamplingParams:
                 "Raise max_new_tokens, or lower min_new_tokens.",
             )
         if self.seed is not None:
-            check_count("seed", self.seed, 0, MOST_SEED)
+            check_count("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             check_count("logprobs", self.logprobs, 0)
         for name in ("ignore_eos", "skip_special_tokens"):

@@ -29,7 +29,7 @@ DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeErr
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], form: str, sync: bool = True) -> None:
-    """Written beside and renamed: whoever looks sees the old file or the new one. Raises OSError, SafetensorError.
+    """Written under another name, then renamed: a reader sees the old file or the new. Raises OSError, SafetensorError.
 
     form: what kind of file it is. sync: whether it has to outlast the machine's failure.
     """
@@ -41,22 +41,22 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], f
         "digests": json.dumps(digests, sort_keys=True),
         "seal": UNSEALED,
     }
-    beside = path.parent / f".{path.stem}.{uuid.uuid4().hex}"
+    draft = path.parent / f".{path.stem}.{uuid.uuid4().hex}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(held, str(beside), metadata)
-        with beside.open("r+b") as file:
+        save_file(held, str(draft), metadata)
+        with draft.open("r+b") as file:
             header = _header(file.read(8), file.read)
             file.seek(8 + header.index(MARK + UNSEALED.encode()) + len(MARK))
             file.write(_seal(header).encode())
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.chmod(beside, 0o600)
-        os.replace(beside, path)
+        os.chmod(draft, 0o600)
+        os.replace(draft, path)
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            draft.unlink()
 
 
 def read(path: Path, form: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -272,12 +272,12 @@ class SequenceStore:
         return common_tokens(parked.tokens, request.tokens(0, max(0, request.total - self._tail(request, own))))
 
     def _tail(self, request: Request, own: bool) -> int:
-        """Last tokens that a sequence reads when it goes on: a turn at least two, which maintenance hears as a turn. A
-        request that has lost its slot reads what maintenance has to hear again, or nothing."""
+        """Last tokens that a sequence reads when it goes on: a turn at least two, which maintenance sees as a turn. A
+        request that has lost its slot reads again what maintenance has to see, or nothing."""
         if not own:
             return 2
-        heard = max(group.maintenance.listens for group in self.runtime.groups)
-        return (max(2, heard) if heard else 1) if request.output else self.sharing.tail
+        tail = max(group.maintenance.listens for group in self.runtime.groups)
+        return (max(2, tail) if tail else 1) if request.output else self.sharing.tail
 
     def _park(self, request: Request) -> None:
         """What a request has stored is kept for it, or for the next turn of its session, where it can be."""

@@ -46,7 +46,7 @@ class PrefixSharing:
         self.exclusive = any(group.index.by_sequence for group in runtime.groups)
         """Whether a block is in one sequence at a time, since an index keeps something of it by the sequence."""
         self.block = runtime.groups[-1].cache.block
-        # a rule that looks at a prompt's last queries must hear them; a single token would be a decode step's
+        # a rule that looks at a prompt's last queries must see them; a single token would be a decode step's
         self.tail = 1 if self.exact else max(2, *(group.maintenance.listens for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
 

@@ -46,7 +46,7 @@ class SlotAssignment:
             self.announce(slot, tokens, step)
 
     def announce(self, slot: int, tokens: int, step: Step) -> None:
-        """Maintenance and index hear of a sequence that they have not seen growing."""
+        """Tells maintenance and index of a sequence that they have not seen growing."""
         for group in self.runtime.groups:
             group.maintenance.plan(step)
             group.index.truncate(slot, tokens)
