@@ -87,9 +87,12 @@ def test_every_hook_of_a_base_class_is_used_by_two_rows(base: type[Part]) -> Non
         users = [
             row.name
             for row in METHODS.values()
-            if getattr(PARTS[axis][getattr(row, axis)], name) is not getattr(base, name)
+            if not row.variant_of  # the same parts with other parameters
+            and getattr(PARTS[axis][getattr(row, axis)], name) is not getattr(base, name)
         ]
-        assert len(users) >= 2, (axis, name, users)
+        # after a step, codes make a codebook of the first block that decoding has filled; no other index has to
+        least = 1 if (base, name) == (Index, "commit") else 2
+        assert len(users) >= least, (axis, name, users)
 
 
 def sources() -> list[tuple[str, ast.Module]]:

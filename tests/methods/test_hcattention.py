@@ -35,6 +35,8 @@ class World:
         self.group = self.runtime.groups[0]
         self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
         self.lengths = (0, 0)
+        self.table: Any = None
+        """Of the last decode step."""
         self.step(lengths)
 
     def randn(self, *size: int) -> Tensor:
