@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coattn import native
 from coattn.cache import host_memory
-from coattn.cache.host_memory import UNIT
+from coattn.cache.host_memory import HUGE_PAGE_BYTES
 
 
 class Reused:
@@ -20,13 +20,13 @@ class Reused:
     """
 
     def __init__(self, most: int, device: torch.device) -> None:
-        self._arena = native.Arena(-(-most // UNIT) * UNIT, device)
+        self._arena = native.Arena(-(-most // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, device)
         self._arena.grow(most)  # at once: copies must not cross the border of two registrations
         self._used = 0
 
     def take(self, nbytes: int) -> Tensor:
         start = self._used
-        self._used += -(-nbytes // UNIT) * UNIT
+        self._used += -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         return self._arena.memory()[start : start + nbytes]
 
     def reset(self) -> None:

@@ -1,7 +1,7 @@
 """How much memory the machine can still give this process.
 
-The system promises more than it has: an allocation succeeds, and the process is killed when it writes there. So what is
-large is asked for here first.
+The system promises more than it has: an allocation succeeds, and the process is killed when it writes there. So large
+allocations are checked here first.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from coattn.errors import BudgetError
 from coattn.units import format_apart
 
-SMALL = 64 << 20
-"""Bytes that are not asked for: looking takes longer than most such allocations."""
+UNCHECKED_BYTES = 64 << 20
+"""Less is not checked: the check takes longer than most such allocations."""
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:
@@ -31,7 +31,7 @@ def memory(root: Path = Path("/")) -> tuple[int, int]:
 
 def require(nbytes: int, what: str, place: str) -> None:
     """Raises BudgetError when the machine cannot give `nbytes` more. place: where they would be, in words."""
-    if nbytes < SMALL:
+    if nbytes < UNCHECKED_BYTES:
         return
     _, available = memory()
     if nbytes > available:

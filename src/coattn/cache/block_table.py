@@ -33,7 +33,7 @@ class SwapWatcher(Protocol):
 class BlockTable:
     """Which blocks of a memory each sequence has, in order. Hands out the lowest free ids, so runs stay contiguous.
 
-    A full block may be in several sequences, and may be held besides: from then on nobody writes to it. One that is
+    A full block may be in several sequences, and may be held besides: from then on it is not written to. One that is
     held and in no sequence is idle. It counts as free: the reclaimer gives it up when sequences are short of blocks.
     """
 
@@ -75,7 +75,7 @@ class BlockTable:
 
     @property
     def spare(self) -> int:
-        """Blocks that were given back and are nobody's."""
+        """Blocks that were given back and are free."""
         return len(self._free)
 
     def busy(self, i: int) -> bool:
@@ -83,7 +83,7 @@ class BlockTable:
         return i in self._users
 
     def shared(self, slot: int) -> int:
-        """First blocks of a sequence that others have, too: whoever has a block has all before it."""
+        """First blocks of a sequence that others have, too: a sequence that has a block has all before it."""
         return bisect_left(self.owned.get(slot, ()), True, key=lambda i: self._users.get(i, 0) < 2)
 
     def free(self) -> int | None:
@@ -106,7 +106,7 @@ class BlockTable:
     def grow(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Every `(slot, blocks)` has at least so many afterwards. Raises BudgetError, changing nothing.
 
-        In most decode steps all have what they need, and the GPU waits meanwhile: then this looks and does no more.
+        In most decode steps every sequence has what it needs, and the GPU waits for this: then it only looks.
         """
         lacking = [(slot, blocks) for slot, blocks in wanted if blocks > len(self.owned.get(slot, ()))]
         if lacking:
@@ -206,21 +206,21 @@ class BlockTable:
         self.memory.require(self._next + max(0, more - len(self._free) - self.idle))
 
     def _take(self, count: int) -> list[int]:
-        """Ids that are nobody's yet. Raises BudgetError where idle blocks are not given up."""
+        """Free ids. Raises BudgetError where idle blocks are not given up."""
         if self.memory.fixed:
             lacking = count - len(self._free) - (self.memory.capacity - self._next)
             if lacking > 0 and self._reclaimer is not None:
                 self._reclaimer.reclaim(self, lacking)
         self.memory.reserve(self._next + max(0, count - len(self._free)))  # what raises, raises before anything changes
-        found: list[int] = []
-        while len(found) < count:
+        taken: list[int] = []
+        while len(taken) < count:
             if self._free:
-                found.append(heapq.heappop(self._free))
+                taken.append(heapq.heappop(self._free))
             else:
-                found.append(self._next)
+                taken.append(self._next)
                 self._next += 1
-        self._given.update(found)
-        return found
+        self._given.update(taken)
+        return taken
 
     def _use(self, i: int) -> None:
         if i not in self._users:

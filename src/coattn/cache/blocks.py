@@ -57,7 +57,7 @@ class BlockMemory:
         self.block_bytes = sum(map(self.layer_bytes, layers.values()))
         self.scales: BlockMemory | None = None
         """Of blocks in 8 bits: their scales and minima in GPU memory too, `[blocks, kv_heads, 2 * (head_dim + block)]`
-        float16; the side, or the side's. Whoever fetches single entries reads them there."""
+        float16; the side, or the side's. Kernels that fetch single entries read them there."""
         self.capacity = 0
         self.fixed = False
         """Whether the capacity is final, so that addresses never change."""
@@ -132,7 +132,7 @@ class BlockMemory:
 
     def contents(self, ids: Sequence[int]) -> dict[int, Tensor]:
         """By layer: blocks as they are stored, on the host."""
-        self.settle()
+        self.wait_writes()
         wanted = torch.tensor(ids, dtype=torch.long)
         return {i: self[i][wanted.to(self[i].device)].cpu().contiguous() for i in self.layers}
 
@@ -144,7 +144,7 @@ class BlockMemory:
             memory[wanted.to(memory.device)] = contents[layer].to(memory.device)
             self.note_scales(layer, ids)
 
-    def settle(self) -> None:
+    def wait_writes(self) -> None:
         """Waits until what GPUs have written has arrived."""
         for event in self.arriving.values():
             event.synchronize()
@@ -158,16 +158,16 @@ class BlockMemory:
         return self.capacity * self.block_bytes
 
     def room(self) -> int | None:
-        """Blocks that could be had beside the capacity; None: no limit."""
+        """Blocks by which the capacity could grow; None: no limit."""
         if self.fixed:
             return 0
         left = self.ledger.room(self.tier)
         own = None if left is None else left // self.block_bytes
-        beside = None if self.side is None else self.ledger.room("gpu")
-        if self.side is None or beside is None:
+        on_gpu = None if self.side is None else self.ledger.room("gpu")
+        if on_gpu is None:
             return own
-        there = max(0, beside - self._side_padding()) // self._gpu_bytes()
-        return there if own is None else min(own, there)
+        sides = max(0, on_gpu - self._side_padding()) // self._gpu_bytes()
+        return sides if own is None else min(own, sides)
 
     def require(self, blocks: int) -> None:
         """Raises BudgetError when a capacity of `blocks` would not fit."""
@@ -233,8 +233,8 @@ class BlockMemory:
         self.fixed = False
 
     def _resize(self, capacity: int) -> None:
-        """Makes one layer after the other anew: meanwhile there is one as it was beside what the ledger counts. DRAM
-        that a GPU reads is one stretch, and all of it lies there twice."""
+        """Makes one layer after the other anew: until a layer is copied, its old tensor takes bytes that the ledger
+        does not count. DRAM that a GPU reads is one stretch, and all of it lies there twice."""
         added, had = (capacity - self.capacity) * self.block_bytes, self.capacity
         keep = min(capacity, had)
         apart = self.tier == "gpu" or self._device().type != "cuda"

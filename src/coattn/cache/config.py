@@ -10,8 +10,8 @@ from coattn.kernels.quantise.blocks import FORMS
 from coattn.kernels.quantise.values import FORMS as VALUE_FORMS
 from coattn.part import Part, check_count
 
-LARGEST = 1024
-"""Tokens of the largest block that the CPU's kernels take."""
+MAX_BLOCK_TOKENS = 1024
+"""The largest block that the CPU's kernels take."""
 BLOCK = "tokens per block"
 WINDOW = "newest blocks of a sequence kept in GPU memory too; unset: most of the GPU budget, else 1"
 
@@ -31,7 +31,7 @@ class CacheConfig(Part):
     """Tokens per block."""
 
     def __post_init__(self) -> None:
-        check_count("block", self.block, 1, LARGEST if self.host else (1 << 31) - 1)
+        check_count("block", self.block, 1, MAX_BLOCK_TOKENS if self.host else (1 << 31) - 1)
 
     def uncaptured(self) -> str | None:
         odd = self.host is not None and self.block & (self.block - 1)

@@ -56,7 +56,7 @@ class HostTier:
     def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of full blocks of a sequence, on the layer's device."""
         memory, shape = self.memory, self.spec.layers[layer]
-        memory.settle()
+        memory.wait_writes()
         wanted = self.table.owned.get(slot, [])[blocks.start : blocks.stop]
         if self.keys is None:
             both = memory.brought(layer, wanted)
@@ -71,7 +71,7 @@ class HostTier:
     def write(self, layer: int, ids: list[int], k: Tensor, v: Tensor) -> None:
         """Whole blocks of k, v `[len(ids) * block, kv_heads, d]`.
 
-        From a GPU on a stream of its own; `settle` of the memory waits for them, pulls for their layer.
+        From a GPU on a stream of its own; `wait_writes` of the memory waits for them, pulls for their layer.
         """
         memory, made = self.memory[layer], self.memory.pack(k, v)
         self.memory.note_scales(layer, ids, made)

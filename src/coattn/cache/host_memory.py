@@ -12,11 +12,10 @@ from torch import Tensor
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
 
-UNIT = 2 << 20
-"""Mapped in pieces of a huge page."""
-LARGE = 1 << 30
+HUGE_PAGE_BYTES = 2 << 20
+MIN_LENT_BYTES = 1 << 30
 lender: Callable[[int], Tensor] | None = None
-"""Where a benchmark of many caches takes pieces of LARGE bytes and more from: see `coattn_lab.bench.reused`."""
+"""Where a benchmark of many caches takes pieces of MIN_LENT_BYTES and more from: see `coattn_lab.bench.reused`."""
 
 
 def host_memory(nbytes: int, device: torch.device) -> Tensor:
@@ -40,7 +39,7 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
 
 def lends(nbytes: int, device: torch.device) -> bool:
     """Whether a benchmark has taken such a piece already, which the machine then need not have once more."""
-    return lender is not None and nbytes >= LARGE and device.type == "cuda"
+    return lender is not None and nbytes >= MIN_LENT_BYTES and device.type == "cuda"
 
 
 class Growing:
@@ -49,7 +48,7 @@ class Growing:
     def __init__(self, most: int) -> None:
         from coattn import native
 
-        self.most = -(-max(1, most) // UNIT) * UNIT
+        self.most = -(-max(1, most) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._arena = native.Arena(self.most)
         self.committed = 0
         buffer: Any = (ctypes.c_uint8 * self.most).from_address(self._arena.base)
@@ -60,9 +59,9 @@ class Growing:
     def grow(self, nbytes: int, alone: bool = False, touched: bool = True) -> None:
         """At least `nbytes` may be used afterwards, zeroed. alone: the calling thread touches them, and no other.
 
-        Not touched: whoever writes first pays for the page.
+        Not touched: the first write to a page pays for it.
         """
         if nbytes > self.committed:
             available.require(nbytes - self.committed, "What attention keeps of the sequences", PLACE["host"])
-            self._arena.grow(min(self.most, -(-nbytes // UNIT) * UNIT), alone, touched)
+            self._arena.grow(min(self.most, -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES), alone, touched)
             self.committed = self._arena.committed

@@ -109,7 +109,7 @@ class KVCache:
             self.gpu.once.clear()
         self.gpu.commit(step)
         if self.host is not None:
-            self.host.memory.settle()
+            self.host.memory.wait_writes()
 
     def abort(self, step: Step, ran: bool) -> set[int]:
         """The step that was planned did not happen: what it was given goes back -> sequences that have lost tokens.
@@ -119,7 +119,7 @@ class KVCache:
         if step.phase is not Phase.DECODE:
             self.gpu.once.clear()
         if self.host is not None:
-            self.host.memory.settle()
+            self.host.memory.wait_writes()
         torn = set()
         for slot, history, new in zip(step.slots, step.history, step.new, strict=True):
             if ran and step.phase is not Phase.DECODE and history and self.gpu.overwrites(slot, history, new):
@@ -231,7 +231,7 @@ def _host_memory(config: Any, spec: CacheSpec, side: BlockMemory | None) -> Bloc
 
 
 def _block_list(parts: Sequence[tuple[Tensor, int]], device: torch.device) -> BlockList | None:
-    """Ids and entries of each sequence -> one list; None where nobody has any."""
+    """Ids and entries of each sequence -> one list; None where no sequence has any."""
     longest = max((tokens for _, tokens in parts), default=0)
     if not longest:
         return None

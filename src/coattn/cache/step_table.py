@@ -26,7 +26,7 @@ class TableMemory:
     A column of width 0 is a number that changes with every step; another is a list of so many blocks, written only when
     it changes. Owner and writer: the KV cache of a group of layers, before a step runs.
     Readers: the step's kernels, of the device's copy, and the CPU's workers, of the host's. The host's may be
-    overwritten once the step is over and the copy is done, which writing waits for: nobody else waits for a GPU that is
+    overwritten once the step is over and the copy is done. Writing waits for that; nothing else waits for a GPU that is
     steps behind. `upload` starts the copy on the current stream, which the step follows.
     """
 
@@ -71,9 +71,9 @@ class TableMemory:
         """A list of blocks, `ids()`, unless `key` says that it is the one written there before."""
         if self._keys.get((name, row)) == key:
             return
-        found = ids()
+        listed = ids()
         self._await()
-        self.host(name)[row, : len(found)] = found
+        self.host(name)[row, : len(listed)] = listed
         self._keys[name, row] = key
         self._changed = True
 

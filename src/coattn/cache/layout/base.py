@@ -53,7 +53,7 @@ class Layout(ABC):
     numbered: bool = False
     """Whether a step table says the position of each new token in its text."""
     leftovers: WindowLeftovers | None = None
-    """What is still in the windows of slots that nobody has."""
+    """What is still in the windows of empty slots."""
 
     def __init__(self, block: int, spec: CacheSpec) -> None:
         self.block, self.spec = block, spec

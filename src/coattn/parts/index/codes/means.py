@@ -43,7 +43,7 @@ class Means:
         """From what DRAM holds of a sequence's first `blocks` full blocks."""
         host = cache.host
         assert host is not None, "means are of what lies there"
-        host.memory.settle()
+        host.memory.wait_writes()
         ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
         packed = cache.config.host == "kv" and host.memory.form != "model"  # values are not by themselves there
         for layer, shape in cache.spec.layers.items():
