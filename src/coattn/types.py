@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from coattn.kernels.quantise.blocks import PackedBlocks
-    from coattn.kernels.quantise.sketch import Scan
-    from coattn.kernels.token_pool import TokenPool
-    from coattn.state import AttnState, Split
 
 Tier = Literal["gpu", "host"]
 
@@ -129,6 +122,17 @@ class LayerShape:
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+class PackedMemory(Protocol):
+    """Blocks in fewer bits than the model's own numbers; `kernels.quantise.blocks.PackedBlocks` are."""
+
+    @property
+    def memory(self) -> Tensor: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def d(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class BlockList:
     """Some blocks of one block memory, per sequence and (where they differ) per KV head.
@@ -142,7 +146,7 @@ class BlockList:
     tokens: Tensor
     longest: int
     """The largest entry of `tokens`, known on the host: the loop bound of a kernel."""
-    memory: Tensor | PackedBlocks | None = None
+    memory: Tensor | PackedMemory | None = None
     """`[n, kv_heads, 2, block, head_dim]`, or blocks in 8 bits: those that are listed, where they are not the cache's
     own; with a stride of zero between KV heads where a block belongs to one head, whichever lists it."""
     owners: Tensor | None = None
@@ -165,8 +169,6 @@ class BlockWork:
 
     tier: Tier
     blocks: BlockList
-    state: AttnState | Split | None = None
-    """The result, where the rule had to know it."""
 
     @property
     def kind(self) -> str:
@@ -205,36 +207,14 @@ class Term:
     lse: Tensor
 
 
-@dataclass(frozen=True)
-class ScoredWork:
-    """Entries in DRAM by what is estimated of them: those whose score reaches their head's bound, with their own keys.
+class Work(Protocol):
+    """A piece of work: which entries a layer attends to. An executor runs it that has its kind in `runs`.
 
-    An entry that one query head of a group wants is attended by all of them. Tensors on the query's device.
-
-    table: `[seqs, blocks]` int32 host block ids; tokens: `[seqs]` int32, entries to choose from.
-    scores: `[seqs, kv_heads, group, n]` float32, or what they can be made of; bound: `[seqs, q_heads]` float32.
-    mean: `[seqs, q_heads, d]` float32: the value that all others count as, under their scores.
-    pool: entries that lie in GPU memory as well, which are attended there; `seq` `[seqs]` int32 says whose they are.
+    Kinds of coattn's own parts: `gpu` and `host`, blocks of a tier; `rows`; `term`. Other parts bring others.
     """
 
-    kind = "scored"
-    table: Tensor
-    tokens: Tensor
-    scores: Tensor | Scan
-    bound: Tensor
-    mean: Tensor
-    seq: Tensor
-    pool: TokenPool
-    now: float = 0.0
-    """How far above its bound a score has to be for an entry to be attended at once: others come into the pool only."""
-    far: float = 0.0
-    """How far above it a score has to be for an entry to be fetched at all; one that lies in the pool need only reach
-    it."""
-
-
-Work = BlockWork | RowWork | ScoredWork | Term
-KINDS = ("gpu", "host", "rows", "scored", "term")
-"""Of work: blocks in GPU memory, blocks in DRAM, weighted rows there, scored ones, known terms."""
+    @property
+    def kind(self) -> str: ...
 
 
 def nothing_to_wait_for() -> None:
@@ -246,8 +226,6 @@ class Selection:
     """What is attended in one layer of one step, as disjoint pieces of work. A kind occurs at most once."""
 
     works: tuple[Work, ...] = ()
-    ready: Callable[[], object] = nothing_to_wait_for
-    """Makes what follows wait for states that works have already."""
 
     @staticmethod
     def of(gpu: BlockList | None = None, host: BlockList | None = None, *more: Work) -> Selection:

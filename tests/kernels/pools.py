@@ -6,11 +6,17 @@ from typing import Any
 
 import torch
 
+from coattn.auto.pool import TokenPool
 from coattn.kernels.quantise.rows import PackedRows
-from coattn.kernels.token_pool import TokenPool
+from coattn.kernels.token_pool import PoolTensors
 
 
-def copied(pool: TokenPool, device: torch.device | str = "cpu") -> TokenPool:
+def tensors_of(pool: TokenPool) -> PoolTensors:
+    """What only kernels and tests may see."""
+    return pool._tensors
+
+
+def copied(pool: PoolTensors, device: torch.device | str = "cpu") -> PoolTensors:
     """Like it, there, with memory of its own."""
 
     def moved(part: Any) -> Any:
@@ -18,4 +24,4 @@ def copied(pool: TokenPool, device: torch.device | str = "cpu") -> TokenPool:
             return part.to(device, copy=True)
         return PackedRows(*map(moved, vars(part).values())) if isinstance(part, PackedRows) else part
 
-    return TokenPool(*map(moved, vars(pool).values()))
+    return PoolTensors(*map(moved, vars(pool).values()))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.pools import tensors_of
 from torch import Tensor
 
 from coattn.auto.index import Sketch
@@ -17,7 +18,7 @@ from coattn.errors import ConfigError
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
 from coattn.kernels.quantise.sketch import unpack
 from coattn.kernels.reference.append import whole_blocks
-from coattn.kernels.token_pool import COLD, TokenPool
+from coattn.kernels.token_pool import COLD, PoolTensors
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
@@ -45,13 +46,13 @@ class World:
         """Tokens whose keys are far from all others."""
         self.rounded = params.get("host_dtype") == "int8"
         """Whether what lies in DRAM alone has been rounded."""
-        self.pools: list[TokenPool] = []
+        self.pools: list[PoolTensors] = []
         """By layer: the pools when the last step began."""
 
     def step(self, *new: int) -> list[Tensor]:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
         running = self.runtime.begin(step)
-        self.pools = [deepcopy(pool) for pool in self.sketch.pools.values()]
+        self.pools = [deepcopy(tensors_of(pool)) for pool in self.sketch.pools.values()]
         found, self.q = [], []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -91,7 +92,8 @@ class World:
 
     def check_books(self) -> None:
         """Every place of a pool holds the token that its books name, and some came while decoding."""
-        for layer, pool in self.sketch.pools.items():
+        for layer, own in self.sketch.pools.items():
+            pool = tensors_of(own)
             young = size = 0
             for slot in range(len(self.lengths)):
                 for head in range(KV_HEADS):
@@ -105,7 +107,7 @@ class World:
                     size += len(tokens)
             assert 0 < young <= size
 
-    def rows(self, pool: TokenPool, slot: int, head: int) -> list[Tensor]:
+    def rows(self, pool: PoolTensors, slot: int, head: int) -> list[Tensor]:
         """Keys and values of all places of a pool."""
         places = pool.age.shape[-1]
         if pool.packed is not None:
@@ -149,7 +151,7 @@ class World:
                 inside, heads = held.clone(), slice(head * GROUP, (head + 1) * GROUP)
                 inside[: self.sinks] = False
                 told = (q @ coded.T * SCALE)[:, inside].logsumexp(-1)
-                off = pool.heard[slot, :, heads].logsumexp(0) - pool.told[slot, heads]
+                off = pool.true_lse[slot, :, heads].logsumexp(0) - pool.est_lse[slot, heads]
                 others = scores.masked_fill(torch.cat([inside, torch.zeros(len(k) - edge).bool()]), -torch.inf)
                 total = others.logsumexp(-1).logaddexp(told + torch.where(off.isfinite(), off, 0.0))
             weights = (scores[:, :edge] - total[:, None]).exp()
@@ -184,7 +186,7 @@ def test_equals_the_rule_written_out(quality: float, more: dict[str, Any]) -> No
     hot = more.get("hot", 4096)
     world = World(quality=quality, code_bytes=4, now=1.0, **more)
     world.step(150, 90)
-    places = BLOCK * world.sketch.cache.spec.pool_blocks
+    places = BLOCK * world.sketch.cache.spec.plan.pool_blocks
     assert places == 256 * more.get("pool_share", 0.125)
     for _ in range(12):  # a block becomes full on the way, in both
         got = world.step(1, 1)
@@ -316,7 +318,10 @@ def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
     places = []
     for _ in range(70):  # it is fitted again on the way
         world.step(1)
-        places += [pool.place_of[0, :, torch.tensor(world.odd) - world.sinks] for pool in world.sketch.pools.values()]
+        places += [
+            tensors_of(pool).place_of[0, :, torch.tensor(world.odd) - world.sinks]
+            for pool in world.sketch.pools.values()
+        ]
     assert world.sketch.fitted[0] < 150 // BLOCK + 70 // BLOCK
     pins = {pool.pins for pool in world.sketch.pools.values()}
     assert pins == {8}  # a quarter of the pool
@@ -334,7 +339,9 @@ def test_a_pool_grows_with_its_sequence() -> None:
     for _ in range(60):
         world.step(1)
     assert world.sketch.cache.gpu.pooled[0] > small
-    assert int((world.sketch.pools[0].place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
+    assert (
+        int((tensors_of(world.sketch.pools[0]).place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
+    )
 
 
 @pytest.mark.parametrize("seqs", [1, 3])
@@ -347,7 +354,7 @@ def test_pools_in_8_bits_keep_within_the_budget(seqs: int, room: int) -> None:
         composed, ledger = compose(METHODS["auto"], pool_dtype=form), Ledger(room * seqs)
         runtime = Runtime([shape] * 4, composed, ledger, seqs, 4096, fixed=True)
         assert ledger.held["gpu"] <= room * seqs
-        found.append(runtime.groups[0].cache.spec.pool_blocks * 32)
+        found.append(runtime.groups[0].cache.spec.plan.pool_blocks * 32)
         runtime.release()
     assert found[0] <= found[1] <= 2048
     assert found[1] > 1.5 * found[0] or found[1] == 2048
@@ -369,7 +376,7 @@ def test_a_pool_takes_what_the_index_leaves(
     ledger = Ledger(room)
     runtime = Runtime([shape] * 20, compose(METHODS["auto"], **params), ledger, seqs, tokens + 32, fixed=True)
     assert 0.9 * room < ledger.held["gpu"] <= room
-    assert pool[0] <= runtime.groups[0].cache.spec.pool_blocks * 32 < pool[1]
+    assert pool[0] <= runtime.groups[0].cache.spec.plan.pool_blocks * 32 < pool[1]
     place = runtime.groups[0].executor
     assert place.staging is not None
     assert place.staging.blocks > 100, "prompts have room too"

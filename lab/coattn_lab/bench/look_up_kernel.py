@@ -9,15 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from coattn.kernels.attend_scored import Chosen, splits_of
+from coattn.kernels.attend_scored import Chosen, ScoredEntries, splits_of
 from coattn.kernels.streams import SideStream
+from coattn.kernels.token_pool import PoolTensors
 from coattn.step.runtime import Runtime
-from coattn.types import ScoredWork
 from coattn.units import ceil_div
 from coattn_lab.bench.drive_kernel import _hash
 
 if TYPE_CHECKING:
-    from coattn.parts.executor.pull import Pull
+    from coattn.auto.executor import FetchScored
 
 SIZE = 64
 
@@ -44,14 +44,14 @@ def _look_up(
 
 class LookUp:
     """Draws so many tokens of a pool, anew for every step, in place of those that a KV head would look up: beside what
-    a step does, which has no such kernel. For `Pull.cold`; pools are full."""
+    a step does, which has no such kernel. For `FetchScored.look_up`; pools are full."""
 
     def __init__(self, many: int) -> None:
         self.many = many
         self._lane = SideStream()
 
-    def __call__(self, work: ScoredWork) -> Callable[[], Chosen]:
-        chosen = self._lane.run(work.seq.device, lambda: self._draw(work))
+    def __call__(self, work: ScoredEntries, pool: PoolTensors) -> Callable[[], Chosen]:
+        chosen = self._lane.run(work.seq.device, lambda: self._draw(work, pool))
 
         def drawn() -> Chosen:
             self._lane.join()
@@ -59,8 +59,8 @@ class LookUp:
 
         return drawn
 
-    def _draw(self, work: ScoredWork) -> Chosen:
-        rows, pool, device = len(work.seq), work.pool, work.seq.device
+    def _draw(self, work: ScoredEntries, pool: PoolTensors) -> Chosen:
+        rows, device = len(work.seq), work.seq.device
         kv_heads = pool.clock.shape[1]
         splits = splits_of(rows * kv_heads)
         each = ceil_div(self.many, splits)
@@ -77,4 +77,4 @@ class LookUp:
 def look_up(runtime: Runtime, many: int) -> None:
     """Decode steps look up so many tokens a KV head, from now on. To be called before a step is captured."""
     for group in runtime.groups:
-        cast("Pull", group.executor).cold = LookUp(many)
+        cast("FetchScored", group.executor).look_up = LookUp(many)

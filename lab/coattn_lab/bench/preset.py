@@ -84,7 +84,7 @@ def preset_sketch(group: LayerGroup, slots: Sequence[int], length: int) -> None:
         worth = index.tables[layer].worth
         worth[..., 1::2, :] = 2 * worth[..., ::2, :].normal_(std=SPREAD / math.sqrt(shape.head_dim))
         pool = index.pools[layer]
-        count = min(pool.age.shape[-1], tokens) // block * block
+        count = min(pool.places, tokens) // block * block
         chosen = torch.arange(count, device=shape.device) * max(1, tokens // max(1, count))
         rows = torch.randn(shape.kv_heads, count, shape.head_dim, dtype=shape.dtype, device=shape.device)
         for slot in slots:

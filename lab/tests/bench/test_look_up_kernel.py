@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coattn.kernels.token_pool import TokenPool
-from coattn.types import ScoredWork
+from coattn.auto.pool import TokenPool
+from coattn.kernels.attend_scored import ScoredEntries
+from coattn.kernels.token_pool import PoolTensors
 
 pytest.importorskip("triton")
 from coattn_lab.bench.look_up_kernel import LookUp
@@ -18,14 +19,14 @@ HEADS, D = 2, 16
 def test_so_many_of_the_pool() -> None:
     torch.manual_seed(0)
     n = 128
-    pool = TokenPool.make(torch.zeros(24, HEADS, 2, 8, D), 0, 3, n, 64, HEADS, packed=True)
+    pool = PoolTensors.make(torch.zeros(24, HEADS, 2, 8, D), 0, 3, n, 64, HEADS, packed=True)
     for slot in range(2):
         tokens = torch.stack([torch.randperm(n)[:64] for _ in range(HEADS)])
-        pool.fill(slot, tokens, torch.randn(HEADS, 64, D), torch.randn(HEADS, 64, D))
+        TokenPool(pool).fill(slot, tokens, torch.randn(HEADS, 64, D), torch.randn(HEADS, 64, D))
     tokens, seq = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([120, 40, 90], [1, 0, 2]))
-    there = TokenPool(*(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()))
+    there = PoolTensors(*(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()))
     none = torch.empty(0, device=DEVICE)
-    found = LookUp(50)(ScoredWork(none, tokens, none, none, none, seq, there, 0.0))()
+    found = LookUp(50)(ScoredEntries(none, tokens, none, none, none, seq), there)()
     assert found.count[:2, ..., 2].tolist() == [[[4, 4] + [3] * 14] * HEADS] * 2
     assert (found.count[2, ..., 2] == 0).all()  # a padding row
     assert found.look * 16 == found.ids.shape[2] == found.tokens[0]

@@ -10,23 +10,20 @@ from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
 
-ROOTS = 2.0
-"""The output's error that is reckoned with, in units of the floor's root, as simulations without a pool had it. Audits
-find 0.2 to 0.7 where pools hold what is wanted; KL and perplexity need the rest (docs/log/auto.md). Where the error is
-more, an audit lowers the floor."""
+ERROR_ROOTS = 2.0
+"""The expected error of the output, in units of the floor's root (docs/methods/auto.md). Where an audit finds more, it
+lowers the floor."""
 
 
 class Floors:
     """Logarithms of floors, one for each row of a step.
 
-    Owner: the rule. Writer: whoever corrects it, between steps. Readers: the step's kernels. See `TableMemory` for when
-    it may be overwritten.
+    Owner: the rule. Writer: its audit, on the host between steps, and on the step's stream. Reader: `bound_scores`, on
+    the step's stream. See `TableMemory` for when it may be overwritten.
     """
 
     def __init__(self, floor: float, rows: int, device: torch.device) -> None:
         self.floor = floor
-        self.stale: set[int] = set()
-        """Sequences whose estimates have drifted: whoever corrects floors says so, whoever made the estimates reads."""
         self._memory = TableMemory({"floor": 0}, rows, device)
         self._written: tuple[float, ...] = ()
         self.write(())

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from coattn.auto.pool import TokenPool
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -20,26 +21,24 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import sum_values
-from coattn.kernels.quantise.rows import PackedRows
 from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
-from coattn.kernels.sketch import flush_sketch, score_sketch
-from coattn.kernels.token_pool import TokenPool
+from coattn.kernels.sketch import flush_sketch
 from coattn.part import check_count
 from coattn.parts.index.base import Index
 from coattn.parts.index.codes.means import Means
 from coattn.types import LayerShape, Step
 
-SAMPLE = 4096
+SAMPLE_TOKENS = 4096
 """Keys that a fit looks at, evenly spaced."""
-PIECE = 4096
+PIECE_TOKENS = 4096
 """Keys that are coded at a time."""
-AT_ONCE = 256 << 20
-"""Bytes of keys and values that are looked at at a time."""
-UNLIKE = 128
+FIT_BYTES = 256 << 20
+"""Keys and values of as many layers as fit in so much are fitted at a time."""
+PINNED_TOKENS = 128
 """Tokens of a KV head that stay in its pool because the sketch holds their keys worst: a few bits say where most keys
-are, and of one that is like no other they may say that it weighs a million times less than it does."""
-FIRST = 4096
-"""Tokens of a sequence that books are made for where nobody says how many come."""
+are, and may say of a key like no other that it weighs a million times less than it does."""
+FIRST_TOKENS = 4096
+"""Longest sequence that pools have books for at first, where nobody says how many tokens come."""
 
 
 def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
@@ -97,6 +96,9 @@ class Sketch(Index):
     """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
+    drifted: set[int] = field(init=False, repr=False, default_factory=set)
+    """Sequences whose estimates have drifted away from the truth, to be fitted again. Writer: the audit; reader:
+    maintenance."""
     _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -121,8 +123,15 @@ class Sketch(Index):
         )
         places = spec.plan.pool_blocks * config.block
         pools = sum(
-            TokenPool.bytes(s.kv_heads, spec.seqs + 1, spec.tokens or FIRST, places, s.q_heads)
-            + (PackedRows.bytes(spec.seqs + 1, s.kv_heads, places, s.head_dim) if spec.plan.pool_packed else 0)
+            TokenPool.bytes(
+                s.kv_heads,
+                spec.seqs + 1,
+                spec.tokens or FIRST_TOKENS,
+                places,
+                s.q_heads,
+                s.head_dim,
+                spec.plan.pool_packed,
+            )
             for s in spec.layers.values()
         )
         return tables + pools + Means.bytes(spec.layers, spec.seqs)
@@ -141,12 +150,12 @@ class Sketch(Index):
             lead = (spec.seqs + 1, s.kv_heads)
             self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
         self.means = Means(spec.layers, spec.seqs)
-        self._make_pools(spec.tokens or FIRST)
+        self._make_pools(spec.tokens or FIRST_TOKENS)
 
     def _make_pools(self, tokens: int) -> None:
         cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
         places = cache.spec.plan.pool_blocks * cache.block
-        pins = min(UNLIKE, places // 4)
+        pins = min(PINNED_TOKENS, places // 4)
         self.pools = {
             layer: TokenPool.make(
                 gpu.memory[layer],
@@ -165,7 +174,7 @@ class Sketch(Index):
 
     def reserve(self, tokens: int) -> bool:
         """Books of the pools for sequences of so many tokens; whether they had to be made anew, all empty."""
-        if tokens <= self.pools[next(iter(self.pools))].place_of.shape[-1]:
+        if tokens <= self.pools[next(iter(self.pools))].tokens:
             return False
         self._make_pools(2 * tokens)
         return True
@@ -194,11 +203,11 @@ class Sketch(Index):
         cache = self.cache
         assert cache.host is not None
         ids = cache.host.table.owned[slot][:blocks]
-        each = PIECE // cache.block or 1
+        each = PIECE_TOKENS // cache.block or 1
         taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
-        stride = max(1, len(taken) * cache.block // SAMPLE)
+        stride = max(1, len(taken) * cache.block // SAMPLE_TOKENS)
         size = blocks * cache.block * cache.spec.shape.token_bytes
-        for some in batched(cache.spec.layers, max(1, AT_ONCE // max(1, size))):
+        for some in batched(cache.spec.layers, max(1, FIT_BYTES // max(1, size))):
             read, found = {}, []
             for layer in some:
                 pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
@@ -223,10 +232,10 @@ class Sketch(Index):
         """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
         start, end = gpu.sinks * block, first * block
-        count = min(pool.age.shape[-1], max(0, end - start)) // block * block
+        count = min(pool.places, max(0, end - start)) // block * block
         k, v = (x[start:end].transpose(0, 1) for x in kv)
         if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
-            weight = pool.lately(slot, k.shape[1]).double()
+            weight = pool.recency(slot, k.shape[1]).double()
         elif last is None:
             weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
         else:
@@ -237,10 +246,9 @@ class Sketch(Index):
             ])  # fmt: skip
         unlike = lost[start:end].T.topk(min(pool.pins, count)).indices
         chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
-        if pool.packed is not None:
-            pool.packed.learn(slot, k[:, :: max(1, k.shape[1] // SAMPLE)])
         at = chosen[..., None].expand(-1, -1, k.shape[-1])
-        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at))
+        learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
+        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at), learn)
         gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
@@ -261,14 +269,9 @@ class Sketch(Index):
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
-        return score_sketch(q, *self._scored(layer, table), scale, self._cap(layer), self.pools[layer])
-
-    def _scored(self, layer: int, table: StepTable) -> tuple[Tensor, Tensor, Tensor, Sketcher, Tensor]:
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
-        return self.memory[layer], blocks, lens, self.tables[layer], table.seq
-
-    def _cap(self, layer: int) -> float | None:
-        return self.cache.spec.layers[layer].softcap
+        words, sketcher, softcap = self.memory[layer], self.tables[layer], self.cache.spec.layers[layer].softcap
+        return self.pools[layer].score(q, words, blocks, lens, sketcher, table.seq, scale, softcap)
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

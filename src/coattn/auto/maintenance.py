@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from coattn.auto.floors import Floors
 from coattn.auto.index import Sketch
 from coattn.cache.config import CacheConfig, check_dtype
 from coattn.cache.kv import KVCache
@@ -19,7 +18,6 @@ from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.attend_pool import has_form
 from coattn.kernels.quantise.rows import HOT, PackedRows
-from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
@@ -27,38 +25,36 @@ from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 
-SPAN = 2048
-"""Tokens whose queries count; older ones count less and less."""
-AGAIN = 2
+QUERY_DECAY_TOKENS = 2048
+"""Tokens whose queries a fit counts; older ones count less and less."""
+REFIT_GROWTH = 2
 """A sequence that has grown by this factor since it was fitted is fitted again."""
-
-SINKS = 1
+SINK_BLOCKS = 1
 """First blocks that stay in GPU memory: the first token can weigh most of all, and its key is so unlike the others that
 a sketch takes it for up to a million times lighter."""
-QUERIES = 32
+FILL_QUERIES = 32
 """Last queries by which the pool is filled at first."""
-MOST = {"model": 8192, "int8": 16384}
-"""Tokens of a pool at most: how many are wanted hardly grows with the length. Every step attends to all where they are
-in the model's own numbers: at 10 sequences of 65,536 tokens another thousand takes 10 us a layer, and a token that each
-KV head fetches late 2 to 5."""
-SHARE = 0.5
-"""Of the longest sequence, where the GPU budget has room: at 8,064 tokens a pool of half of them fetched a sixth of
-what one of a quarter did, and KL was a quarter (docs/log/auto.md)."""
-MARGIN = 0.9
+MAX_POOL_TOKENS = {"model": 8192, "int8": 16384}
+"""How many tokens are wanted hardly grows with the length, and every step attends to all of a pool in the model's own
+numbers. Tuned on an H200, see docs/methods/auto.md."""
+POOL_SHARE = 0.5
+"""Of the longest sequence, where the GPU budget has room. Tuned, see docs/methods/auto.md."""
+POOL_MARGIN = 0.9
 """Of what would be left of the GPU budget."""
-LEAST = 2048
+UNKNOWN_POOL_TOKENS = 2048
 """Tokens of a pool where nobody says how long sequences get."""
 
 
 def pool_tokens(longest: int, share: float | None, form: str) -> int:
     """Tokens of a pool, if the GPU budget has room for them. share: of the longest sequence, where it is given."""
-    return min(MOST[form], int(longest * (SHARE if share is None else share)))
+    return min(MAX_POOL_TOKENS[form], int(longest * (POOL_SHARE if share is None else share)))
 
 
-def _most(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> int:
-    """Bytes of all pools at most: what window, index, books and the blocks that a prompt brings in leave of the room
-    for KV. Prompts can do with less: where they would leave next to nothing, half of that, a quarter of the room at
-    most."""
+def _max_pool_bytes(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> int:
+    """What window, index, books and the blocks that a prompt brings in leave of the room for KV.
+
+    Prompts can do with less: where they would leave next to nothing, half of that, at most a quarter of the room.
+    """
     if spec.tokens is None:
         return room // 4
     blocks, left = spec.seqs * spec.tokens // config.block, room - sketch.gpu_bytes(spec, config)
@@ -66,19 +62,22 @@ def _most(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: int) -> in
         left -= blocks * config.block * s.kv_heads * sketch.planes(s) // 8
         if getattr(config, "host_dtype", "model") != "model":
             left -= blocks * scale_bytes(config.block, s)
-    window = SINKS + (getattr(config, "window_blocks", None) or 1)
+    window = SINK_BLOCKS + (getattr(config, "window_blocks", None) or 1)
     left -= (spec.seqs * window + spec.padding) * spec.block_bytes(config.block)
     # prompts are read through two layers of one sequence
-    beside = 2 * spec.tokens * spec.shape.token_bytes
-    return max(min(room // 4, left // 2), int((left - beside) * MARGIN))
+    staged = 2 * spec.tokens * spec.shape.token_bytes
+    return max(min(room // 4, left // 2), int((left - staged) * POOL_MARGIN))
 
 
 @dataclass
-class Fit(Maintenance):
-    """Before a sequence's first decode step with anything in DRAM, and again when it has doubled or an audit finds that
-    estimates have drifted: fits the sketch. At first fills a pool in GPU memory with the tokens that the last queries
-    attend to most. What steps fetch takes the places of tokens that were wanted longest ago. Steps attend to all of a
-    pool, of one in 8 bits to what was wanted last."""
+class SketchMaintenance(Maintenance):
+    """Fits the sketch before a sequence's first decode step with anything in DRAM, and again when the sequence has
+    doubled or an audit finds that estimates have drifted.
+
+    The first fit fills a pool in GPU memory with the tokens that the last queries attend to most. Tokens that steps
+    fetch take the places of those that were wanted longest ago. Steps attend to all of a pool; of one in 8 bits to what
+    was wanted last.
+    """
 
     name = "fit"
     needs = frozenset({"sketch"})
@@ -120,21 +119,23 @@ class Fit(Maintenance):
             return MemoryPlan()  # other rules do not know what lies in a pool too, and would attend to it twice
         small, room = self.in_8_bits(spec, select), spec.ledger.room("gpu")
         form = "int8" if small else "model"
-        tokens = LEAST if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share, form)
+        tokens = UNKNOWN_POOL_TOKENS if spec.tokens is None else pool_tokens(spec.tokens, self.pool_share, form)
         blocks = max(1, tokens // config.block)
         if room is not None:
             each = spec.block_bytes(config.block)
             if small:
                 shapes = spec.layers.values()
                 each = config.block * sum(PackedRows.token_bytes(s.kv_heads, s.head_dim) for s in shapes)
-            blocks = max(1, min(blocks, _most(spec, config, cast("Sketch", index), room) // (spec.seqs * each)))
+            blocks = max(
+                1, min(blocks, _max_pool_bytes(spec, config, cast("Sketch", index), room) // (spec.seqs * each))
+            )
         packed = getattr(config, "host_dtype", "model") != "model"
         return MemoryPlan(
             pool_blocks=blocks,
             pool_packed=small,
             pool_active_tokens=HOT if self.hot is None else self.hot,
             extra_listed_blocks=0 if small else blocks,
-            sink_blocks=SINKS,
+            sink_blocks=SINK_BLOCKS,
             scales_on_gpu=packed,
         )
 
@@ -160,18 +161,17 @@ class Fit(Maintenance):
         """Fills the pools that the step's table will list."""
         if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
             self._sketch.fitted.clear()
-        floors: Floors | None = getattr(self.select, "floors", None)
-        stale = set() if floors is None else floors.stale
+        drifted = self._sketch.drifted
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
-                stale.discard(slot)
+                drifted.discard(slot)
                 self._moments.pop(slot, None)
                 self._last.pop(slot, None)
                 self._sketch.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 blocks, first = history // self.cache.block, self.cache.gpu.first(length)
-                if blocks >= AGAIN * self._sketch.fitted.get(slot, 0) or slot in stale:
-                    stale.discard(slot)
+                if blocks >= REFIT_GROWTH * self._sketch.fitted.get(slot, 0) or slot in drifted:
+                    drifted.discard(slot)
                     moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
                     self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
 
@@ -180,20 +180,22 @@ class Fit(Maintenance):
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
                 continue
-            own = q[max(start, end - SPAN) : end].view(-1, shape.kv_heads, q.shape[1] // shape.kv_heads, q.shape[2])
+            own = q[max(start, end - QUERY_DECAY_TOKENS) : end].view(
+                -1, shape.kv_heads, q.shape[1] // shape.kv_heads, q.shape[2]
+            )
             moment = torch.einsum("nhgd,nhge->hde", own.float(), own.float())
             kept = self._moments.setdefault(slot, {})
             if layer in kept:
-                moment += kept[layer] * math.exp(-(end - start) / SPAN)
+                moment += kept[layer] * math.exp(-(end - start) / QUERY_DECAY_TOKENS)
             kept[layer] = moment
-            self._last.setdefault(slot, {})[layer] = q[max(start, end - QUERIES) : end].clone()
+            self._last.setdefault(slot, {})[layer] = q[max(start, end - FILL_QUERIES) : end].clone()
 
     def after(self, layer: int, table: StepTable) -> None:
         if table.host and self.cache.spec.plan.pool_blocks:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
-                bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
-            renew_pool(pool, table.seq)
+                pool.bring(host.memory.listed(layer), table.column("host_blocks"), table.seq)
+            pool.renew(table.seq)
 
     def heard_of(self) -> tuple[dict[int, Any], ...]:
         return self._moments, self._last

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from coattn.auto.executor import FetchScored
 from coattn.auto.index import Sketch
-from coattn.auto.maintenance import Fit
+from coattn.auto.maintenance import SketchMaintenance
 from coattn.auto.select import WeightFloor
 from coattn.parts.method import Method
 
-PARTS = (Sketch, WeightFloor, Fit)
+PARTS = (Sketch, WeightFloor, FetchScored, SketchMaintenance)
 
 METHODS = (
     Method(
@@ -15,7 +16,7 @@ METHODS = (
         cache="tiered",
         index="sketch",
         select="weight_floor",
-        executor="pull",
+        executor="fetch",
         maintenance="fit",
         summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
         "query; the GPU fetches those, the mean stands in for the rest.",
@@ -23,7 +24,7 @@ METHODS = (
     ),
 )
 
-WORK_KINDS = {"scored": "as scored rows in DRAM"}
+WORK_KINDS = {"near": "in a pool in GPU memory", "scored": "as scored rows in DRAM"}
 NEEDS = {
     "sketch": "an index that keeps a sketch of every key",
     "fits": "maintenance that fits the sketch to the keys",

@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coattn.auto.audit.tally import Tally
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.store.cursor import PrefixCursor
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled
+from coattn.parts.select.audit import Tally
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -91,8 +91,10 @@ class Request:
 
     def audit(self) -> dict[str, Any] | None:
         """All that was found of it, where it is audited."""
-        found = Tally.of(self.tallies)
-        return None if found is None else found.summary()
+        if not self.tallies:
+            return None
+        first, *others = self.tallies
+        return first.plus(others).summary()
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Prompt and output as one sequence, from `start` to `end`."""

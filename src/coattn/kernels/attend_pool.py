@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coattn.kernels.attend import attend
 from coattn.kernels.softcap import softcap as capped
-from coattn.kernels.token_pool import TokenPool
+from coattn.kernels.token_pool import PoolTensors
 from coattn.state import AttnState, Split
 from coattn.types import BlockList, LayerShape
 
@@ -24,14 +24,14 @@ def has_form(shape: LayerShape) -> bool:
 
 
 def attend_near(
-    q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
+    q: Tensor, blocks: Tensor, picked: BlockList, pool: PoolTensors, seq: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Callable[[], Split]]:
     """q `[rows, 1, q_heads, d]` over listed blocks `[n, kv_heads, 2, block, d]`, at once, and over what is listed of
     the pools of sequences `seq` `[rows]` int32, in 8 bits, when the second of what is returned is called, on another
     stream if that is better.
 
-    Returns the lse of pieces of the first, `[rows, pieces, q_heads]`; that of pools is noted in `pool.heard`. On a GPU:
-    CUDA C++.
+    Returns the lse of pieces of the first, `[rows, pieces, q_heads]`; that of pools is noted in `pool.true_lse`. On a
+    GPU: CUDA C++.
     """
     if q.device.type == "cuda":
         from coattn.kernels.cuda.attend_pool import attend_near as kernel
@@ -42,14 +42,14 @@ def attend_near(
 
     def pools() -> Split:
         own = _attend(q[:, 0], pool, seq, scale, softcap)
-        pool.heard[seq.long()] = -torch.inf
-        pool.heard[seq.long(), 0] = own.lse[:, 0]
+        pool.true_lse[seq.long()] = -torch.inf
+        pool.true_lse[seq.long(), 0] = own.lse[:, 0]
         return Split(torch.cat([window.out, own.out], 1), torch.cat([window.lse, own.lse], 1))
 
     return window.lse, pools
 
 
-def _attend(q: Tensor, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None) -> AttnState:
+def _attend(q: Tensor, pool: PoolTensors, seq: Tensor, scale: float, softcap: float | None) -> AttnState:
     rows, (_, kv_heads), d = pool.packed, pool.clock.shape, q.shape[-1]
     assert rows is not None
     out, lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -torch.inf)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
+from coattn.kernels.quantise.sketch import Scan
 from coattn.kernels.softcap import softcap as capped
 from coattn.kernels.streams import SideStream
-from coattn.kernels.token_pool import COLD, FRESH, NONE, TokenPool
+from coattn.kernels.token_pool import COLD, FRESH, NONE, PoolTensors
 from coattn.state import Split
-
-if TYPE_CHECKING:
-    from coattn.types import ScoredWork
-
 
 SPLITS = 16
 """Pieces of a sequence's tokens that are chosen from by themselves, on a GPU."""
@@ -28,6 +25,29 @@ MANY = 64
 def splits_of(pairs: int) -> int:
     """Pieces of a sequence's tokens, where there are so many pairs of a sequence and a KV head."""
     return SPLITS // (2 if pairs > MANY else 1)
+
+
+@dataclass(frozen=True)
+class ScoredEntries:
+    """Entries in DRAM or cold in a pool, with what is estimated of them. Tensors on the query's device.
+
+    table: `[rows, blocks]` int32 host block ids; tokens: `[rows]` int32, entries to choose from.
+    scores: `[rows, kv_heads, group, n]` float32, or what they can be made of; bound: `[rows, q_heads]` float32.
+    mean: `[rows, q_heads, d]` float32: the value that stands in for all that are not attended, under their scores.
+    seq: `[rows]` int32: the slots of the step in the pool.
+    """
+
+    table: Tensor
+    tokens: Tensor
+    scores: Tensor | Scan
+    bound: Tensor
+    mean: Tensor
+    seq: Tensor
+    sync_fetch: float = 0.0
+    """How far above its bound a score must be for an entry to be fetched and attended in this step."""
+    fetch: float = 0.0
+    """How far above its bound a score must be for an entry to be fetched at all. One that lies in the pool need only
+    reach the bound."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,8 @@ Lanes = tuple[SideStream, SideStream]
 def attend_scored(
     q: Tensor,
     memory: Tensor | PackedBlocks,
-    work: ScoredWork,
+    work: ScoredEntries,
+    pool: PoolTensors,
     scale: float,
     softcap: float | None,
     lanes: Lanes | None = None,
@@ -74,19 +95,21 @@ def attend_scored(
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
 
-    An entry that any query head of a group wants is attended by all of them, with its own key; what a pool lists is
-    left out, since it is attended there, and what lies cold in it is read there, and counts as wanted. Entries that
-    were read in DRAM are to come into the pool, as long as it has places to give, and after them those that are `far`
-    above a bound and not `now`: `bring` fetches them, when nobody attends to the pool. On a GPU those that were read
-    are written into its cold places at once. lanes: where it fetches, and where the pool's books are written, beside
-    looking up what lies cold, on a GPU. cold: tells, on a GPU, what is looked up in place of what was chosen.
+    An entry that any query head of a group wants is attended by all of them, with its own key. Entries that the pool
+    lists are left out, since they are attended there; those that lie cold in it are read there, and count as wanted.
+    Entries that were read in DRAM come into the pool, as long as it has free places, and after them those that are
+    `fetch` above a bound and not `sync_fetch`: `bring` fetches them, when nobody attends to the pool. On a GPU those
+    that were read are written into its cold places at once.
+
+    lanes: streams on which a GPU fetches, and writes the pool's books, while it looks up what lies cold. cold: on a
+    GPU, makes what is looked up in place of what was chosen.
     """
     if q.device.type == "cuda":
         from coattn.kernels.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, scale, softcap, lanes, cold)
-    (rows, _, q_heads, _), pool = q.shape, work.pool
-    chosen, scores = _choose(work), work.scores
+        return kernel(q, memory, work, pool, scale, softcap, lanes, cold)
+    rows, _, q_heads, _ = q.shape
+    chosen, scores = _choose(work, pool), work.scores
     assert isinstance(scores, Tensor)
     index, count = _front(chosen.at_once)
     keys, values = (x.to(pool.gpu.dtype).float() for x in _gather(index, memory, work.table))
@@ -98,7 +121,7 @@ def attend_scored(
     else:
         lying = torch.zeros_like(count)
     left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
-    _list(work, chosen)
+    _list(work, pool, chosen)
     out, lse = zip(*states, (work.mean, left), strict=True)
     counts = (count, chosen.later.sum(-1, dtype=torch.int32), lying)
     return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), *(x[:, :, None] for x in counts))
@@ -135,7 +158,7 @@ def _attend(
     return torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d), lse.view(rows, q_heads)
 
 
-def _looked_up(pool: TokenPool, seq: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+def _looked_up(pool: PoolTensors, seq: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of tokens `[rows, kv_heads, n]` as the pools of sequences `seq` have them."""
     assert pool.packed is not None
     found = torch.zeros(2, *index.shape, pool.packed.d)
@@ -156,8 +179,8 @@ class _Chosen(NamedTuple):
     rest: Tensor
 
 
-def _choose(work: ScoredWork) -> _Chosen:
-    scores, pool = work.scores, work.pool
+def _choose(work: ScoredEntries, pool: PoolTensors) -> _Chosen:
+    scores = work.scores
     assert isinstance(scores, Tensor)
     rows, kv_heads, _, n = scores.shape
     bound = work.bound.view(rows, kv_heads, -1, 1)
@@ -165,19 +188,18 @@ def _choose(work: ScoredWork) -> _Chosen:
     inside = pool.place_of[work.seq.long(), :, :n] >= 0
     wanted = (scores >= bound).any(2) & there
     cold = wanted & inside
-    at_once = (scores >= bound + work.now).any(2) & wanted & ~inside
-    later = (scores >= bound + work.far).any(2) & wanted & ~inside & ~at_once
+    at_once = (scores >= bound + work.sync_fetch).any(2) & wanted & ~inside
+    later = (scores >= bound + work.fetch).any(2) & wanted & ~inside & ~at_once
     return _Chosen(at_once, later, cold, there & ~at_once & ~cold)
 
 
-def _list(work: ScoredWork, chosen: _Chosen) -> None:
+def _list(work: ScoredEntries, pool: PoolTensors, chosen: _Chosen) -> None:
     """Which tokens come into the places that are to be given: those attended first."""
-    pool = work.pool
     for row, slot in enumerate(work.seq.tolist()):
         for head in range(chosen.rest.shape[1]) if slot < len(pool.clock) - 1 else ():
             here, more = (x[row, head].nonzero()[:, 0] for x in (chosen.at_once, chosen.later))
             coming = torch.cat([here, more])[:FRESH].int()
-            room = pool.next[slot, head, : len(coming)] >= 0
-            pool.coming[slot, head] = NONE
-            pool.coming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
-            pool.ends[slot, head] = len(coming)
+            room = pool.free_places[slot, head, : len(coming)] >= 0
+            pool.incoming[slot, head] = NONE
+            pool.incoming[slot, head, : len(coming)] = torch.where(room, coming, NONE)
+            pool.num_incoming[slot, head] = len(coming)

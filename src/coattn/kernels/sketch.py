@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coattn.kernels.quantise.sketch import Scores, Sketcher, guess, unpack
 from coattn.kernels.softcap import softcap as capped
-from coattn.kernels.token_pool import LOG2E, TOUCH, TokenPool
+from coattn.kernels.token_pool import LOG2E, TOUCH, PoolTensors
 
 
 def score_sketch(
@@ -21,7 +21,7 @@ def score_sketch(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    pool: TokenPool,
+    pool: PoolTensors,
 ) -> Callable[[], Scores]:
     """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks; to be called for
     the scores, on another stream if that is better.
@@ -44,11 +44,13 @@ def score_sketch(
         found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)._replace(off=off)
         scores, n = found.scores, table.shape[1] * kept.shape[2]
         assert isinstance(scores, Tensor)
-        above = pool.above[seq.long()]
+        above = pool.bound_margin[seq.long()]
         base = found.guess + torch.where(above.isfinite(), above, 0.0)
         highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
         hot = pool.hot(seq, n)
-        pool.best[seq.long(), :, :n] = highest.masked_fill(hot, -torch.inf).clamp(-60000, 60000).to(torch.float16)
+        pool.last_margin[seq.long(), :, :n] = (
+            highest.masked_fill(hot, -torch.inf).clamp(-60000, 60000).to(torch.float16)
+        )
         past = torch.arange(n, device=q.device) >= tokens[:, None]
         wanted = (highest >= -TOUCH * LOG2E) & above.isfinite().all(-1)[:, None, None] & ~past[:, None]
         pool.touch(seq, wanted)
@@ -66,7 +68,7 @@ def _score(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    pool: TokenPool,
+    pool: PoolTensors,
 ) -> Scores:
     if q.device.type == "cuda":
         from coattn.kernels.triton.sketch import score_sketch as kernel
@@ -87,7 +89,7 @@ def _score(
     return Scores(found, lse, inside, about, torch.zeros_like(about))
 
 
-def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, seq: Tensor, whole: bool) -> Tensor:
+def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: PoolTensors, seq: Tensor, whole: bool) -> Tensor:
     """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
 
     near: lse `[rows, n, q_heads]` of pieces of what lies in GPU memory, whole or without the pool. Without, the
@@ -104,9 +106,9 @@ def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: TokenPool, s
     if not whole:
         inside = found.inside.logsumexp(1)
         parts.append((inside + found.off)[:, None])
-        pool.told[slots] = inside
+        pool.est_lse[slots] = inside
     bound = torch.cat(parts, 1).logsumexp(1) + floors[:, None]
-    pool.above[slots] = bound - found.guess
+    pool.bound_margin[slots] = bound - found.guess
     return bound
 
 

@@ -1,8 +1,7 @@
-"""A pool of single tokens in GPU memory: which of a sequence's tokens lie there, when they were wanted last."""
+"""The memory of pools of single tokens in GPU memory, and the kernels that renew them after a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,8 @@ from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
 from coattn.kernels.quantise.rows import HOT, PackedRows
 
 FRESH = 1024
-"""Tokens that may come into the pool of a sequence and KV head in one step: what a head wants that is not there yet
-differs between heads, 300 in the mean and 1,000 at most. Those for which there is no place would be fetched again."""
+"""Tokens at most that come into the pool of a sequence and KV head in one step. Those for which there is no place are
+fetched again when they are wanted again."""
 NONE = -1
 """Of a place or a token: there is none."""
 NEVER = (1 << 31) - 1
@@ -28,50 +27,65 @@ COLD = 1 << 14
 
 LOG2E = 1.4426950408889634
 PIECES = 64
-"""Of a pool at most, that are attended by themselves."""
+"""Pieces at most of the hot rows of a pool, each attended by programs of its own."""
 
 
 @dataclass(frozen=True)
-class TokenPool:
-    """One layer's pools. Place p of slot s is row `p % block` of block `first + s * places / block + p // block`, where
-    rows are kept as they are, and decode steps attend to all. In 8 bits `packed` has them, and steps attend to those
-    that it lists: tokens wanted lately, and the pins. Others are *cold*: they are chosen like those in DRAM, but lie
-    near.
+class PoolTensors:
+    """The memory map of one layer's pools, as kernels read and write it.
 
-    The last slot is for padding rows. Positions count from the first token that a step may attend to in DRAM.
+    Place p of slot s is row `p % block` of block `first + s * places / block + p // block` of `gpu`, where rows are in
+    the model's own numbers; steps attend to all of them. In 8 bits `packed` has the rows, and steps attend to those
+    that it lists: tokens wanted lately, and the first `pins` places, which are never given away. The others are *cold*:
+    they are chosen like tokens in DRAM, but read in GPU memory. The last slot is for padding rows. Positions count from
+    the first token that a step may attend to in DRAM.
 
-    gpu: `[n, kv_heads, 2, block, d]`, the layer's GPU memory. place_of: `[slots, kv_heads, tokens]` int16, the place of
-    each token, with COLD; token_of, age: `[slots, kv_heads, places]` int32: the token of each place, and the step in
-    which it was wanted last. next: `[slots, kv_heads, FRESH]` int32, places for the next tokens to come; coming: the
-    tokens that come into them. clock: `[slots, kv_heads]` int32, how often it was renewed; ends: like it, up to where
-    there are any tokens to come; given: like it, the age up to which places are given away; read: like it, of tokens to
-    come the first so many were read by attention, which has written them where places are cold. above: `[slots,
-    q_heads]` float32: how far the last bound was above what a sketch says of its query alone; infinity where none is
-    known. best: `[slots, kv_heads, tokens]` float16: how far the last score of each token was above the bound before
-    it, the highest of a group's heads, as a power of two; nothing for tokens of the pool that are not cold. told:
-    `[slots, q_heads]` float32, heard: `[slots, PIECES, q_heads]`: lse of these in the last step, as a sketch estimates
-    it, or infinity, and as it was, of pieces. pins: first places that are never given away.
+    Owner: `auto.pool.TokenPool`, whose `fill` writes all of a slot between steps. In a decode step kernels run in this
+    order. Those of one stream follow each other; `attend_near` runs on a stream that is joined after `attend_scored`,
+    `bring` and `renew_pool` on one that is joined before the layer's next decode step.
 
-    Writers: maintenance (fills it); in a decode step `score_sketch` (age, best, COLD), `bound_scores` (above, told),
-    `attend_near` (heard), `attend_scored` (coming, read), then `bring` and `renew_pool` (the rest), beside what
-    follows. Readers: the layer's attention; the step after.
+    - `score_sketch` reads place_of, bound_margin, est_lse, true_lse; writes last_margin, and of wanted tokens age and
+      place_of (cold no more).
+    - `attend_near` reads packed, or with the window gpu; writes true_lse.
+    - `bound_scores` writes bound_margin, est_lse.
+    - `attend_scored` reads place_of, last_margin, clock, free_places; writes incoming, num_incoming, num_attended, of
+      cold tokens that it looks up age and place_of, and on a GPU rows of packed in free places that were cold.
+    - `bring` reads incoming, num_incoming, num_attended, free_places, age; writes the other incoming rows.
+    - `renew_pool` reads and writes place_of, token_of, age, clock, evict_age, and what packed lists; writes free_places
+      for the next step, and empties incoming and num_incoming.
     """
 
     gpu: Tensor
+    """`[n, kv_heads, 2, block, d]`, the layer's GPU memory."""
     first: int
     place_of: Tensor
+    """`[slots, kv_heads, tokens]` int16: the place of each token, with COLD, or NONE."""
     token_of: Tensor
+    """`[slots, kv_heads, places]` int32: the token of each place, or NONE."""
     age: Tensor
-    next: Tensor
-    coming: Tensor
+    """`[slots, kv_heads, places]` int32: the clock of the step in which the place was wanted last, or NEVER."""
+    free_places: Tensor
+    """`[slots, kv_heads, FRESH]` int32: places for the next tokens to come, or NONE."""
+    incoming: Tensor
+    """`[slots, kv_heads, FRESH]` int32: the tokens that come into them, or NONE."""
     clock: Tensor
-    ends: Tensor
-    given: Tensor
-    read: Tensor
-    above: Tensor
-    best: Tensor
-    told: Tensor
-    heard: Tensor
+    """`[slots, kv_heads]` int32: how often the pool was renewed."""
+    num_incoming: Tensor
+    """`[slots, kv_heads]` int32: there are tokens in `incoming` up to here."""
+    evict_age: Tensor
+    """`[slots, kv_heads]` int32: the age up to which places are given away."""
+    num_attended: Tensor
+    """`[slots, kv_heads]` int32: so many of `incoming`, the first, were read by attention."""
+    bound_margin: Tensor
+    """`[slots, q_heads]` float32: the last bound less what a sketch says of its query alone; infinity: unknown."""
+    last_margin: Tensor
+    """`[slots, kv_heads, tokens]` float16: the last score of each token less the bound before it, the highest of a
+    group's heads, as a power of two; nothing for tokens that are attended without a choice."""
+    est_lse: Tensor
+    """`[slots, q_heads]` float32: lse of the rows attended without a choice in the last step, as a sketch estimates it,
+    or infinity."""
+    true_lse: Tensor
+    """`[slots, PIECES, q_heads]` float32: the same as it was, of pieces."""
     pins: int = 0
     packed: PackedRows | None = None
 
@@ -86,7 +100,7 @@ class TokenPool:
         pins: int = 0,
         packed: bool = False,
         hot: int = HOT,
-    ) -> TokenPool:
+    ) -> PoolTensors:
         heads, device = gpu.shape[1], gpu.device
 
         def whole(width: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -95,7 +109,7 @@ class TokenPool:
         clock = torch.ones(slots, heads, dtype=torch.int32, device=device)
         above = torch.full((slots, q_heads), torch.inf, device=device)
         best = torch.full((slots, heads, _aligned(tokens)), -torch.inf, dtype=torch.float16, device=device)
-        return TokenPool(
+        return PoolTensors(
             gpu, first, whole(_aligned(tokens), NONE, torch.int16), whole(places, NONE), whole(places, NEVER),
             whole(FRESH, NONE), whole(FRESH, NONE), clock, torch.zeros_like(clock), torch.full_like(clock, LONG_AGO),
             torch.zeros_like(clock), above, best, above.clone(),
@@ -117,18 +131,6 @@ class TokenPool:
         """Like `hot`: the others of the pools."""
         return self.place_of[seq.long(), :, :n] >= COLD
 
-    def saved(self, seq: Tensor) -> Callable[[], None]:
-        """Puts back what attention changes of the pools of sequences `seq`, as it is now."""
-        slots = seq.long()
-        written = (self.place_of, self.age, self.coming, self.read, self.above, self.best, self.told, self.heard)
-        kept = [x[slots] for x in written]
-
-        def put_back() -> None:
-            for x, known in zip(written, kept, strict=True):
-                x[slots] = known
-
-        return put_back
-
     def touch(self, seq: Tensor, wanted: Tensor) -> None:
         """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young, and are cold
         no more."""
@@ -145,41 +147,8 @@ class TokenPool:
     def off(self, seq: Tensor) -> Tensor:
         """`[rows, q_heads]`: how much more the pools of sequences `seq` weighed in the last step than was estimated."""
         slots = seq.long()
-        found = self.heard[slots].logsumexp(1) - self.told[slots]
+        found = self.true_lse[slots].logsumexp(1) - self.est_lse[slots]
         return torch.where(found.isfinite(), found, 0.0)
-
-    def lately(self, slot: int, n: int) -> Tensor:
-        """`[kv_heads, n]` int64: how lately each token was wanted; before all, those outside the pool."""
-        heads, held = len(self.token_of[slot]), self.token_of[slot].long()
-        found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
-        age = self.age[slot].long() + (1 << 31) + n  # all are later than any position
-        inside = (held >= 0) & (held < n)
-        return found.scatter_(1, torch.where(inside, held, n), age)[:, :n]
-
-    def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
-        """tokens `[kv_heads, n]` int64 positions, those that stay first and then those wanted most, n a multiple of the
-        block; k, v `[kv_heads, n, d]`: all that the pool of a slot holds from now on."""
-        for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.next, NONE)):
-            held[slot] = value
-        self.coming[slot], self.clock[slot], self.ends[slot], self.given[slot] = NONE, 1, 0, LONG_AGO
-        self.above[slot], self.told[slot], self.best[slot] = torch.inf, torch.inf, -torch.inf
-        heads, n = tokens.shape
-        order = torch.arange(n, device=tokens.device)
-        places = order
-        if self.packed is not None:
-            first = min(n, max(self.packed.hot, self.pins))
-            places = torch.where(order < first, order, order + COLD)
-            self.packed.count[slot], self.packed.since[slot] = first, 1 - max(1, first)
-            self.packed.listed[slot, :, :first] = order[:first].to(torch.int16)
-        if not n:
-            return
-        self.place_of[slot].scatter_(1, tokens, places.to(torch.int16).expand(heads, -1))
-        self.token_of[slot, :, :n] = tokens.int()
-        self.age[slot, :, :n] = -order.int()
-        fresh = min(FRESH, max(0, n - self.pins))
-        self.next[slot, :, :fresh] = order.flip(0)[:fresh].int()
-        for head in range(heads):
-            self.put(slot, head, order, k[head], v[head])
 
     def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
         """Rows `[n, d]` come into places `[n]` int64."""
@@ -197,7 +166,7 @@ def _aligned(tokens: int) -> int:
     return -(-tokens // 32) * 32
 
 
-def bring(pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
+def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
     """Tokens that are to come: out of memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales
     in GPU memory, into their places.
 
@@ -214,13 +183,13 @@ def bring(pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Te
         if slot == len(pool.clock) - 1:
             continue
         for head in range(pool.clock.shape[1]):
-            coming, places = (x[slot, head] for x in (pool.coming, pool.next))
+            coming, places = (x[slot, head] for x in (pool.incoming, pool.free_places))
             tokens, to = (x[coming >= 0].long() for x in (coming, places))
             found = read_entries(memory, table[row, tokens // block].long(), torch.tensor(head), tokens % block)
             pool.put(slot, head, to, *found.to(pool.gpu.dtype).unbind(1))
 
 
-def renew_pool(pool: TokenPool, seq: Tensor) -> None:
+def renew_pool(pool: PoolTensors, seq: Tensor) -> None:
     """After a step: what came has its places, the places wanted longest ago are the next to be given away, and of a
     pool in 8 bits those wanted lately are listed.
 
@@ -241,9 +210,9 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
         if slot == len(pool.clock) - 1:
             continue
         for head in range(pool.clock.shape[1]):
-            coming = pool.coming[slot, head]
+            coming = pool.incoming[slot, head]
             came = coming >= 0
-            places, tokens = pool.next[slot, head][came].long(), coming[came].long()
+            places, tokens = pool.free_places[slot, head][came].long(), coming[came].long()
             pool.place_of[slot, head, pool.token_of[slot, head, places].long()] = NONE
             pool.place_of[slot, head, tokens] = places.to(torch.int16)
             pool.token_of[slot, head, places] = tokens.int()
@@ -252,16 +221,16 @@ def renew_pool(pool: TokenPool, seq: Tensor) -> None:
             age[: pool.pins] = NEVER
             oldest = age.argsort(stable=True)[: min(FRESH, len(age))]
             oldest = oldest[age[oldest] < pool.clock[slot, head]]
-            pool.next[slot, head] = NONE
-            pool.next[slot, head, : len(oldest)] = oldest.int()
-            pool.given[slot, head] = age[oldest[-1]] if len(oldest) == FRESH else pool.clock[slot, head] - 1
+            pool.free_places[slot, head] = NONE
+            pool.free_places[slot, head, : len(oldest)] = oldest.int()
+            pool.evict_age[slot, head] = age[oldest[-1]] if len(oldest) == FRESH else pool.clock[slot, head] - 1
             if pool.packed is not None:
                 _list_hot(pool, pool.packed, slot, head)
             pool.clock[slot, head] += 1
-            pool.coming[slot, head], pool.ends[slot, head] = NONE, 0
+            pool.incoming[slot, head], pool.num_incoming[slot, head] = NONE, 0
 
 
-def _list_hot(pool: TokenPool, rows: PackedRows, slot: int, head: int) -> None:
+def _list_hot(pool: PoolTensors, rows: PackedRows, slot: int, head: int) -> None:
     """The pins, and the places wanted last: `hot` at most, of which some were not wanted in this step."""
     age, tokens, before = pool.age[slot, head], pool.token_of[slot, head], rows.since[slot, head].clone()
     pinned = torch.arange(len(age), device=age.device) < pool.pins

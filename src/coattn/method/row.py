@@ -106,7 +106,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Set executor to one that does; `coattn methods` shows rows that fit.",
         )
     form = getattr(parts.config, "host_dtype", "model")
-    if form != "model" and parts.select.works(parts.config) & parts.executor.runs - parts.executor.runs_packed:
+    if form != "model" and parts.select.works(parts.config) & parts.executor.unpacked_only:
         raise ConfigError(
             f"host_dtype is {form!r}, but executor {parts.executor.name!r} (method {method.name}) attends to whole "
             "blocks in the model's own numbers only.",

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from coattn.auto.audit.audit import Audit
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.kernels.current import current
@@ -23,6 +22,7 @@ from coattn.parts.handover.manager import MailboxBridge, MailboxManager
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
+from coattn.parts.select.audit import Audit, Audited
 from coattn.parts.select.base import Select
 from coattn.step.running import RunningStep
 from coattn.types import Phase, Step
@@ -93,8 +93,8 @@ class LayerGroup:
         self.maintenance.open(self.cache, self.index, self.select)
         self.select.open(self.cache, self.index, self.maintenance)
         self.schedule.open(self.executors)
-        if self.select.target and self.cache.host is not None and self.cache.spec.device.type != "meta":
-            self.audit = Audit(self.cache, self.select)
+        self.audit = self.select.make_audit() if isinstance(self.select, Audited) else None
+        if self.audit is not None:
             self._closers.append(self.audit.release)
 
     def release(self) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.auto.audit.audit import Audit
-from coattn.auto.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
 from coattn.kernels.merge import merge_output
@@ -20,6 +18,7 @@ from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
 from coattn.parts.call import AttentionCall
 from coattn.parts.handover.manager import MailboxManager
+from coattn.parts.select.audit import Audit, Tally
 from coattn.step import report as counts
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
@@ -198,7 +197,6 @@ class Runtime:
         running.streams.catch_up(q.device)
         selection = group.select.pick(call) if started is None else started.selection
         states = group.schedule.run(call, selection, started)
-        selection.ready()
         self._notify(lambda probe: probe.selected(group, call, selection, states))
         self._after_layer(running, group, layer, q.device)
         out = merge_output(states, q)

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.pools import tensors_of
 from torch import Tensor
 
-from coattn.auto.audit.audit import Chosen
+from coattn.auto.audit.audit import Audit, Chosen
 from coattn.auto.audit.control import LEAST, Control
 from coattn.auto.audit.drift import CASES, Drift
 from coattn.auto.audit.measure import Finding
 from coattn.auto.audit.ratios import Ratios
 from coattn.auto.audit.tally import Mean, Tally, student
-from coattn.auto.floors import ROOTS
+from coattn.auto.floors import ERROR_ROOTS
 from coattn.auto.index import Sketch
 from coattn.cache.ledger import Ledger
 from coattn.method.row import compose
@@ -26,6 +27,10 @@ from coattn.types import LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE, BLOCK = 6, 2, 16, 0.4, 8
 GROUP = HEADS // KV_HEADS
+
+
+def audits_of(runtime: Runtime) -> list[Audit]:
+    return [audit for audit in runtime.audits() if isinstance(audit, Audit)]
 
 
 class World:
@@ -40,7 +45,7 @@ class World:
         self.lengths = [0] * seqs
         self.seen: list[tuple[Chosen, Finding]] = []
         self.last: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-        audits = self.runtime.audits()
+        audits = audits_of(self.runtime)
         if audits:
             audit = audits[0]
             take, note = audit._take, audit.note
@@ -53,7 +58,7 @@ class World:
             def noted(call: Any, table: Any, selection: Selection, states: Any, out: Tensor) -> None:
                 by = {work.kind: state.lse for state, work in zip(states, selection.works, strict=True)}
                 if "scored" in by:
-                    attended = torch.cat([by["gpu"], by["scored"][:, :-1]], 1).logsumexp(1)
+                    attended = torch.cat([by["near"], by["scored"][:, :-1]], 1).logsumexp(1)
                     self.last[call.layer] = call.q[:, 0], out, attended, by["scored"][:, -1]
                 note(call, table, selection, states, out)
 
@@ -75,7 +80,7 @@ class World:
                 q, k, v = (torch.cat([x, torch.ones(padded, *x.shape[1:])]) for x in (q, k, v))
             self.runtime.attend(capture if padded else running, layer, q, k, v, SCALE)
         self.runtime.commit(running)
-        assert not any(audit.failed for audit in self.runtime.audits()), "what an audit raises is dropped"
+        assert not any(audit.failed for audit in audits_of(self.runtime)), "what an audit raises is dropped"
 
     def check(self, chosen: Chosen, found: Finding) -> None:
         """The case by textbook attention."""
@@ -103,7 +108,7 @@ def test_every_step_one_case_is_what_the_textbook_says() -> None:
     cases = {(chosen.layer, chosen.row, chosen.head) for chosen, _ in world.seen}
     assert len(cases) == 8, "layers, sequences and heads all have their turn"
     assert max(float(found.missed) for _, found in world.seen) > 0.05
-    audit = world.runtime.audits()[0]
+    audit = audits_of(world.runtime)[0]
     assert [tally.error.count for tally in (audit.of(0), audit.of(1))] == [
         sum(chosen.slot == slot for chosen, _ in world.seen) for slot in (0, 1)
     ]
@@ -135,7 +140,7 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing() -> None:
     world = World(quality=0.7)
     world.step(90, 61)
     world.step(1, 1)
-    audit = world.runtime.audits()[0]
+    audit = audits_of(world.runtime)[0]
     job: Future[Finding] = Future()
     ids = audit.host.table.rows[0, :11].long()
     audit._job = Chosen(0, 0, 0, 0, 91, 1.0), ids, job
@@ -164,7 +169,7 @@ def test_the_floor_falls_at_once_and_rises_slowly() -> None:
     control, floor = Control(), 1e-4
     assert control.factor(0) == 1.0
     for _ in range(200):
-        control.add(0, 3 * ROOTS * floor**0.5, floor)
+        control.add(0, 3 * ERROR_ROOTS * floor**0.5, floor)
     assert 1 / 9 < control.factor(0) < 1 / 6
     assert control.factor(1) < 1 / 4, "a new request begins with what the run knows"
     low = control.factor(0)
@@ -184,7 +189,7 @@ def test_a_step_uses_the_corrected_floor() -> None:
     world = World(quality=0.7)
     world.step(90, 61)
     world.step(1, 1)
-    audit = world.runtime.audits()[0]
+    audit = audits_of(world.runtime)[0]
     audit.control.factors = {0: 0.25, 1: 1.0}
     running = world.runtime.begin(Step.of((1, 0), (world.lengths[1], world.lengths[0]), (1, 1)))
     own = audit.floors.floor
@@ -256,7 +261,7 @@ def test_a_request_over_its_target_says_by_how_much() -> None:
     for _ in range(9):
         tally.add(0.03, 0.1, 0.08)
     assert tally.summary()["over_target"] == 1.5
-    assert Tally.of([tally, tally]).summary()["audits"] == 18  # type: ignore[union-attr]
+    assert tally.plus([tally]).summary()["audits"] == 18
     assert Tally(0.02).summary()["error"] is None
 
 
@@ -276,7 +281,7 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     world.step(150)
     for _ in range(4):
         world.step(1)
-    (audit,), sketch = world.runtime.audits(), world.runtime.groups[0].index
+    (audit,), sketch = audits_of(world.runtime), world.runtime.groups[0].index
     assert isinstance(sketch, Sketch)
     known, of = dict(sketch.fitted), sketch.tables[0].of.clone()
     audit.drifts.clear()
@@ -288,20 +293,20 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     take = type(audit)._take
     for missed in [0.05] * CASES + [0.1] * (CASES - 4):
         take(audit, chosen, found(missed))
-    assert audit.floors.stale == set()
+    assert sketch.drifted == set()
     for _ in range(4):
         take(audit, chosen, found(0.1))
-    assert (audit.floors.stale, audit.report()["refits"]) == ({0}, 1)
-    pool = sketch.pools[0]
-    lately, held = pool.lately(0, world.lengths[0]), pool.token_of[0].clone()
+    assert (sketch.drifted, audit.report()["refits"]) == ({0}, 1)
+    pool, books = sketch.pools[0], tensors_of(sketch.pools[0])
+    lately, held = pool.recency(0, world.lengths[0]), books.token_of[0].clone()
     step = Step.of((0,), (world.lengths[0],), (1,))
     running = world.runtime.begin(step)
-    assert audit.floors.stale == set()
+    assert sketch.drifted == set()
     assert sketch.fitted[0] >= known[0]
     assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
-    assert 0 < pool.pins < pool.token_of.shape[-1]
+    assert 0 < pool.pins < pool.places
     left = 0
-    for head, tokens in enumerate(pool.token_of[0].tolist()):  # after those that stay, what was wanted most lately
+    for head, tokens in enumerate(books.token_of[0].tolist()):  # after those that stay, what was wanted most lately
         kept, gone = set(tokens[pool.pins :]), set(held[head].tolist()) - set(tokens)
         assert kept <= set(held[head].tolist())
         if gone:
@@ -316,7 +321,7 @@ def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pyt
     world = World(quality=0.7)
     world.step(90, 61)
     world.step(1, 1)
-    audit = world.runtime.audits()[0]
+    audit = audits_of(world.runtime)[0]
 
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no")
@@ -336,7 +341,7 @@ def test_a_thread_that_fails_is_asked_no_more() -> None:
     world = World(quality=0.7)
     world.step(90, 61)
     world.step(1, 1)
-    audit, job = world.runtime.audits()[0], Future[Finding]()
+    audit, job = audits_of(world.runtime)[0], Future[Finding]()
     job.set_exception(RuntimeError("no"))
     audit._job = Chosen(0, 0, 0, 0, world.lengths[0], 0.1), torch.zeros(1, dtype=torch.long), job
     with pytest.raises(AssertionError, match="dropped"):
@@ -351,7 +356,7 @@ def test_a_step_that_is_tried_again_audits_the_same_case() -> None:
     world = World(quality=0.7)
     world.step(90, 61)
     world.step(1, 1)
-    audit, step = world.runtime.audits()[0], Step.of((0, 1), tuple(world.lengths), (1, 1))
+    audit, step = audits_of(world.runtime)[0], Step.of((0, 1), tuple(world.lengths), (1, 1))
     found = []
     for _ in range(3):
         running = world.runtime.begin(step)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from tests.kernels.pools import copied
 
+from coattn.auto.pool import TokenPool
 from coattn.kernels.attend_pool import SIZES, attend_near
 from coattn.kernels.attend_scored import Chosen
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda.nvrtc import FOLDER
 from coattn.kernels.quantise.rows import PackedRows
 from coattn.kernels.softcap import softcap
-from coattn.kernels.token_pool import COLD, TokenPool
+from coattn.kernels.token_pool import COLD, PoolTensors
 from coattn.state import AttnState, Split
 from coattn.types import BlockList, LayerShape
 from coattn.units import ceil_div
@@ -58,18 +59,17 @@ def test_pieces(pairs: int, places: int) -> None:
         assert pairs * splits / (-(-pairs * splits // slots) * slots) > 0.8
 
 
-def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[TokenPool, Any]:
+def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[PoolTensors, Any]:
     """A pool of so many places, of which slot 0 lists most, slot 1 none and slot 2 32, with keys as models have them:
     far from zero, and channels of very different spread."""
     torch.manual_seed(0)
     gpu = torch.randn(9, KV_HEADS, 2, BLOCK, d).to(dtype)
-    pool = TokenPool.make(gpu, 0, SLOTS, 512, places, KV_HEADS * group, packed=True)
+    pool = PoolTensors.make(gpu, 0, SLOTS, 512, places, KV_HEADS * group, packed=True)
     assert pool.packed is not None
     for slot, count in ((0, places), (2, 32)):
         k = torch.randn(KV_HEADS, count, d) * torch.logspace(1, -2, d) + 20 * torch.randn(KV_HEADS, 1, d)
         tokens = torch.stack([torch.randperm(500)[:count] for _ in range(KV_HEADS)])
-        pool.packed.learn(slot, k)
-        pool.fill(slot, tokens, k, torch.randn(KV_HEADS, count, d))
+        TokenPool(pool).fill(slot, tokens, k, torch.randn(KV_HEADS, count, d), learn=k)
     for head in range(KV_HEADS):
         some = torch.randperm(places)[: places - 7 * head - 3].sort().values
         pool.packed.listed[0, head, : len(some)] = some.to(torch.int16)
@@ -80,7 +80,7 @@ def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[Tok
     return pool, (q, gpu, lists, torch.tensor([2, 1, 0, 3], dtype=torch.int32))
 
 
-def cold(pool: TokenPool, seq: torch.Tensor, splits: int, look: int) -> tuple[Chosen, dict[tuple[int, int], Any]]:
+def cold(pool: PoolTensors, seq: torch.Tensor, splits: int, look: int) -> tuple[Chosen, dict[tuple[int, int], Any]]:
     """A choice of some tokens of each pool, and by row and head their places. Row 1's pool has none."""
     torch.manual_seed(3)
     rows, tokens, n = len(seq), torch.tensor([500, 500, 301, 0], dtype=torch.int32), 500
@@ -102,7 +102,7 @@ def cold(pool: TokenPool, seq: torch.Tensor, splits: int, look: int) -> tuple[Ch
 
 
 def looked_up(
-    pool: TokenPool, q: torch.Tensor, places: dict[tuple[int, int], Any], scale: float, cap: float | None, seq: Any
+    pool: PoolTensors, q: torch.Tensor, places: dict[tuple[int, int], Any], scale: float, cap: float | None, seq: Any
 ) -> AttnState:
     """The same by PyTorch."""
     assert pool.packed is not None
@@ -170,8 +170,8 @@ def test_equals_the_reference(d: int, group: int, cap: float | None, dtype: torc
     near, finish = cuda.attend_near(*args)
     torch.testing.assert_close(near.logsumexp(1).cpu(), window.logsumexp(1), atol=2e-3, rtol=2e-3)
     made = finish()
-    heard = there_too.heard[seq.long().to(device)].logsumexp(1).cpu()
-    torch.testing.assert_close(heard, pool.heard[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3)
+    heard = there_too.true_lse[seq.long().to(device)].logsumexp(1).cpu()
+    torch.testing.assert_close(heard, pool.true_lse[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3)
     got = made.merged()
     torch.testing.assert_close(got.lse.cpu(), want.lse, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(got.out.cpu(), want.out, atol=5e-3, rtol=5e-3)
@@ -196,7 +196,7 @@ def test_one_token_that_outweighs_all_and_many_alike(group: int) -> None:
     scores = q[0, 0].half().float() @ keys.T * 0.05
     want = scores.softmax(-1) @ values
     gpu = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16)
-    pool = replace(TokenPool.make(gpu, 0, 2, 64, places, group), packed=rows)
+    pool = replace(PoolTensors.make(gpu, 0, 2, 64, places, group), packed=rows)
     none = torch.zeros(1, 1, dtype=torch.int32, device=device)
     lists = BlockList(none[None], none, BLOCK)
     blocks = torch.zeros(1, 1, 2, BLOCK, d, dtype=torch.float16, device=device)

@@ -19,7 +19,7 @@ from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.quantise.sketch import Scores, Sketcher, fit, spread_of
 from coattn.kernels.reference.pick_blocks import score_parts
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
-from coattn.kernels.token_pool import COLD, FRESH, TokenPool
+from coattn.kernels.token_pool import COLD, FRESH, PoolTensors
 from coattn.units import ceil_div
 
 KV_HEADS, SPLITS = 2, 2
@@ -59,16 +59,19 @@ class World:
         self.seq = torch.tensor([2, 3, 0], dtype=torch.int32)
         self.q = (torch.randn(rows, KV_HEADS * group, d) * 2).to(dtype)
         gpu = torch.zeros(16, KV_HEADS, 2, block, d, dtype=dtype)
-        self.pool = TokenPool.make(gpu, 0, 4, self.n, 4 * block, KV_HEADS * group, packed=True)
+        self.pool = PoolTensors.make(gpu, 0, 4, self.n, 4 * block, KV_HEADS * group, packed=True)
         self.pool.place_of[2, 1, 5:300:3] = torch.arange(99).to(torch.int16) % (4 * block)
         self.pool.place_of[0, 0, 150:160] = torch.arange(10).to(torch.int16)
         self.pool.place_of[2, 1, 5:300:9] += COLD
         self.pool.place_of[0, 0, 155:160] += COLD
-        self.pool.told[2], self.pool.heard[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
+        self.pool.est_lse[2], self.pool.true_lse[2, :3] = (
+            torch.randn(KV_HEADS * group),
+            torch.randn(3, KV_HEADS * group),
+        )
         self.args = (self.q, kept.contiguous(), table, self.tokens, sketcher, self.seq, d**-0.5, cap)
         self.there = (torch.arange(self.n) < self.tokens[:, None])[:, None].expand(-1, KV_HEADS, -1)
 
-    def both(self) -> tuple[Scores, Scores, TokenPool]:
+    def both(self) -> tuple[Scores, Scores, PoolTensors]:
         """What PyTorch says and what the kernels do, which have a pool of their own; of PyTorch's scores those of the
         pool too."""
         other = copied(self.pool)
@@ -77,7 +80,7 @@ class World:
         want = score_sketch(*self.args, self.pool)()._replace(scores=scores)
         return want, cuda.score(weighed, other), other
 
-    def chosen(self, found: Scores, bound: Tensor, pool: TokenPool, now: float, far: float) -> tuple[Tensor, Tensor]:
+    def chosen(self, found: Scores, bound: Tensor, pool: PoolTensors, now: float, far: float) -> tuple[Tensor, Tensor]:
         """Which tokens come at once and later, and which are looked up; and what is left."""
         rows, heads = len(self.seq), KV_HEADS
         ids = torch.full((rows, heads, self.n), -1, dtype=torch.int32)
@@ -120,7 +123,7 @@ def test_scores_bounds_and_choices(
     world = World(*case)
     pool, group, seq, there = world.pool, world.group, world.seq, world.there
     for _ in range(2):  # first without a bound, then with the first one's
-        above, before = pool.above[seq.long()].clone(), pool.age.clone()
+        above, before = pool.bound_margin[seq.long()].clone(), pool.age.clone()
         held, cold = pool.hot(seq, world.n), pool.cold(seq, world.n)
         want, got, other = world.both()
         scores = want.scores
@@ -130,7 +133,7 @@ def test_scores_bounds_and_choices(
         assert (got.off[0] != 0).all()
         base = (want.guess + torch.where(above.isfinite(), above, 0.0)).view(3, KV_HEADS, group, 1)
         highest = ((scores - base) / math.log(2)).amax(2)
-        best = other.best[seq.long(), :, : world.n].float()
+        best = other.last_margin[seq.long(), :, : world.n].float()
         outside = there & ~held
         assert (best - highest)[outside].std() < 0.05 * highest[outside].std()
         assert (best[there & held] == -60000).all()
@@ -165,8 +168,8 @@ def test_scores_bounds_and_choices(
             bound = bound_scores(exact, near_lse, floors, one, seq, whole)
             found = bounds.bound_scores(exact, near_lse, floors, two, seq, whole)
             torch.testing.assert_close(found, bound, atol=1e-3, rtol=1e-4)
-            torch.testing.assert_close(two.above, one.above, atol=1e-3, rtol=1e-4)
-            torch.testing.assert_close(two.told, one.told, atol=1e-3, rtol=1e-4)
+            torch.testing.assert_close(two.bound_margin, one.bound_margin, atol=1e-3, rtol=1e-4)
+            torch.testing.assert_close(two.est_lse, one.est_lse, atol=1e-3, rtol=1e-4)
 
         # the last wants everything
         for now, far, lower in ((1.0, 0.0, 0.0), (2.0, 1.0, 1.0), (0.0, 0.0, 2.0), (0.5, 0.0, math.inf)):
@@ -190,7 +193,7 @@ def test_scores_bounds_and_choices(
             rest = scores.masked_fill((at_once | near | held)[:, :, None], -torch.inf).logsumexp(-1).flatten(1)
             seen = rest > want.lse.logsumexp(1) - 7
             torch.testing.assert_close(left[seen], rest[seen], atol=0.2, rtol=0.01)
-        pool.above.copy_(one.above)
+        pool.bound_margin.copy_(one.bound_margin)
 
 
 @compiler
@@ -210,7 +213,7 @@ def test_attention_over_window_and_pool(d: int, group: int, cap: float | None, d
     torch.testing.assert_close(got.lse, want.lse, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(got.out, want.out, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(
-        other.heard[seq.long()].logsumexp(1), pool.heard[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3
+        other.true_lse[seq.long()].logsumexp(1), pool.true_lse[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3
     )
 
 

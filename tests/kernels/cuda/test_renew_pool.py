@@ -10,11 +10,12 @@ import torch
 from tests.kernels.cuda.emulator import modules
 from tests.kernels.pools import copied
 
+from coattn.auto.pool import TokenPool
 from coattn.kernels import token_pool
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda import renew_pool as cuda
 from coattn.kernels.cuda.nvrtc import FOLDER
-from coattn.kernels.token_pool import COLD, NEVER, NONE, TokenPool
+from coattn.kernels.token_pool import COLD, NEVER, NONE, PoolTensors
 
 HEADS, D, SLOTS, TOKENS = 2, 8, 4, 400
 CPU = torch.device("cpu")
@@ -28,22 +29,22 @@ def test_compiles(places: int) -> None:
     assert nvrtc.compile_cubin((FOLDER / "renew_pool.cu").read_text(), form, "sm_90")
 
 
-def filled(places: int, pins: int, packed: bool, hot: int) -> TokenPool:
+def filled(places: int, pins: int, packed: bool, hot: int) -> PoolTensors:
     torch.manual_seed(places)
     gpu = torch.zeros(SLOTS * places // 4, HEADS, 2, 4, D)
-    pool = TokenPool.make(gpu, 0, SLOTS, TOKENS, places, HEADS, pins, packed, hot)
+    pool = PoolTensors.make(gpu, 0, SLOTS, TOKENS, places, HEADS, pins, packed, hot)
     for slot, count in ((0, places), (1, 0), (2, places // 8 * 4)):
         tokens = torch.stack([torch.randperm(TOKENS)[:count] for _ in range(HEADS)])
-        pool.fill(slot, tokens, torch.randn(HEADS, count, D), torch.randn(HEADS, count, D))
+        TokenPool(pool).fill(slot, tokens, torch.randn(HEADS, count, D), torch.randn(HEADS, count, D))
     return pool
 
 
-def same(one: TokenPool, two: TokenPool) -> None:
-    for name in ("place_of", "token_of", "age", "coming", "clock", "ends", "given"):
+def same(one: PoolTensors, two: PoolTensors) -> None:
+    for name in ("place_of", "token_of", "age", "incoming", "clock", "num_incoming", "evict_age"):
         assert getattr(one, name).equal(getattr(two, name).cpu()), name
     # the same places, of which the kernel has others in front
-    assert one.next.sort(-1).values.equal(two.next.cpu().sort(-1).values)
-    two.next.copy_(one.next)
+    assert one.free_places.sort(-1).values.equal(two.free_places.cpu().sort(-1).values)
+    two.free_places.copy_(one.free_places)
     if one.packed is not None and two.packed is not None:
         assert one.packed.count.equal(two.packed.count.cpu())
         assert one.packed.since.equal(two.packed.since.cpu())
@@ -53,7 +54,7 @@ def same(one: TokenPool, two: TokenPool) -> None:
                 assert one.packed.listed[slot, head, :count].equal(two.packed.listed[slot, head, :count].cpu())
 
 
-def consistent(pool: TokenPool) -> None:
+def consistent(pool: PoolTensors) -> None:
     """Every token's place holds it, and what is listed is what is not cold."""
     assert pool.packed is not None
     for slot in range(SLOTS - 1):
@@ -68,7 +69,7 @@ def consistent(pool: TokenPool) -> None:
             assert hot.equal(listed)
 
 
-def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.MonkeyPatch) -> TokenPool:
+def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.MonkeyPatch) -> PoolTensors:
     """Steps in which tokens are wanted and come, by PyTorch and by the kernel."""
     packed, places = world != "model", 96
     for module in (token_pool, cuda):
@@ -84,11 +85,11 @@ def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.Monke
             for head in range(HEADS):
                 outside = (pool.place_of[slot, head, :TOKENS] < 0).nonzero()[:, 0]
                 coming = outside[torch.randperm(len(outside))[: 3 * row + step % 5]].int()
-                room = pool.next[slot, head, : len(coming)] >= 0
+                room = pool.free_places[slot, head, : len(coming)] >= 0
                 for each in (pool, other):
                     coming = torch.where(room, coming, NONE)
-                    each.coming[slot, head, : len(coming)] = coming.to(each.coming.device)
-                    each.ends[slot, head] = len(coming)
+                    each.incoming[slot, head, : len(coming)] = coming.to(each.incoming.device)
+                    each.num_incoming[slot, head] = len(coming)
         for each in (pool, other):
             each.touch(seq.to(each.age.device), wanted.to(each.age.device))
         token_pool.renew_pool(pool, seq)
@@ -114,7 +115,7 @@ def test_emulated(
         assert (pool.place_of[0] >= COLD).any()
         assert int(pool.packed.count[0].max()) < 96 <= int((pool.token_of[0, 0] >= 0).sum())
         assert (pool.packed.listed[0, :, :pins] == torch.arange(pins)).all()
-    assert int((pool.next[0] >= 0).sum()) == HEADS * 24
+    assert int((pool.free_places[0] >= 0).sum()) == HEADS * 24
 
 
 @pytest.mark.gpu
@@ -125,6 +126,6 @@ def test_equals_the_reference(hot: int, pins: int, monkeypatch: pytest.MonkeyPat
 
 def test_fields_are_all_compared() -> None:
     """Books that a step writes elsewhere: scores and what was attended."""
-    others = {"gpu", "first", "read", "above", "best", "told", "heard", "pins", "packed"}
-    seen = {"place_of", "token_of", "age", "next", "coming", "clock", "ends", "given"}
-    assert {x.name for x in fields(TokenPool)} == others | seen
+    others = {"gpu", "first", "num_attended", "bound_margin", "last_margin", "est_lse", "true_lse", "pins", "packed"}
+    seen = {"place_of", "token_of", "age", "free_places", "incoming", "clock", "num_incoming", "evict_age"}
+    assert {x.name for x in fields(PoolTensors)} == others | seen

@@ -8,14 +8,13 @@ import pytest
 import torch
 from tests.kernels.pools import copied
 
-from coattn.kernels.attend_scored import SPLITS, Taken, attend_scored
+from coattn.kernels.attend_scored import SPLITS, ScoredEntries, Taken, attend_scored
 from coattn.kernels.cuda import bound_scores, nvrtc
 from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.cuda.nvrtc import FOLDER
 from coattn.kernels.quantise.sketch import WORD, Scan, Sketcher, fit, spread_of
 from coattn.kernels.sketch import score_sketch
-from coattn.kernels.token_pool import FRESH, TokenPool
-from coattn.types import ScoredWork
+from coattn.kernels.token_pool import FRESH, PoolTensors
 
 KV_HEADS = 2
 
@@ -46,7 +45,7 @@ def test_chunks_are_whole_blocks_and_few_rounds(pairs: int, n: int, block: int) 
 
 
 def test_refused_without_a_gpu() -> None:
-    pool = TokenPool.make(torch.zeros(2, 2, 2, 32, 64), 0, 2, 64, 32, 4)
+    pool = PoolTensors.make(torch.zeros(2, 2, 2, 32, 64), 0, 2, 64, 32, 4)
     assert cuda.refuses(torch.zeros(1, 4, 64), torch.zeros(3, 2, 32, 4), pool) is not None
 
 
@@ -74,11 +73,11 @@ def test_scores_are_those_of_the_reference(
     tokens = torch.tensor([width * block, 0, 9 * block], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = (torch.randn(rows, KV_HEADS * group, d) * 2).to(dtype)
-    pool = TokenPool.make(
+    pool = PoolTensors.make(
         torch.zeros(4 * 4, KV_HEADS, 2, block, d, dtype=dtype), 0, 4, width * block, 4 * block, KV_HEADS * group
     )
     pool.place_of[2, 1, 5:400:3] = 4
-    pool.told[2], pool.heard[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
+    pool.est_lse[2], pool.true_lse[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
     want, want_lse, want_inside, want_guess, want_off = score_sketch(
         q, kept, table, tokens, sketcher, seq, scale, cap, pool
     )()
@@ -96,7 +95,7 @@ def test_scores_are_those_of_the_reference(
     # the highest of a group's, as a power of two; 8 bits for what a plane is worth, 16 for a score
     highest = ((want - guess.cpu().view(rows, KV_HEADS, group, 1)) / math.log(2)).amax(2)
     real = real.expand_as(highest)
-    best = there_too.best[seq.cuda().long(), :, : width * block].float().cpu()
+    best = there_too.last_margin[seq.cuda().long(), :, : width * block].float().cpu()
     held = pool.place_of[seq.long(), :, : width * block] >= 0
     difference = (best - highest)[real & ~held]
     assert difference.std() < 0.05 * highest[real & ~held].std()
@@ -127,9 +126,9 @@ def test_scores_are_those_of_the_reference(
 
     for now in (0.0, 1.0):
         args = (table, tokens, want, bound, mean, seq)
-        first = attend_scored(q[:, None], memory, ScoredWork(*args, copied(pool, "cpu"), now), scale, cap)
-        work = ScoredWork(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), copied(there_too, "cuda"), now)
-        second = attend_scored(here[0][:, None], memory.cuda(), work, scale, cap)
+        first = attend_scored(q[:, None], memory, ScoredEntries(*args, now), copied(pool), scale, cap)
+        work = ScoredEntries(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), now)
+        second = attend_scored(here[0][:, None], memory.cuda(), work, copied(there_too, "cuda"), scale, cap)
         check_counts(second, bound, now)
         assert int((first.far + first.later).sum()) > 30
         # the kernel takes what is attended off the sum of all: of a rest below 1e-5 of it nothing is left
@@ -139,13 +138,13 @@ def test_scores_are_those_of_the_reference(
         torch.testing.assert_close(got_lse, own, atol=0.1, rtol=0.01)
 
     # a bound is known now, and by it which tokens of the pool are wanted
-    pool.above[seq.long()] = bound - want_guess
-    there_too.above[seq.cuda().long()] = bound.cuda() - guess
+    pool.bound_margin[seq.long()] = bound - want_guess
+    there_too.bound_margin[seq.cuda().long()] = bound.cuda() - guess
     score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
     again = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)().scores
     assert pool.age[2, 1, 4] == 1
     assert there_too.age.cpu().equal(pool.age)
     for lower in (-1.0, 0.0, 1.0, 3.0):
         pools, own = copied(there_too, "cuda"), bound - lower
-        work = ScoredWork(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), pools, 1.0)
-        check_counts(attend_scored(here[0][:, None], memory.cuda(), work, scale, cap), own, 1.0)
+        work = ScoredEntries(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), 1.0)
+        check_counts(attend_scored(here[0][:, None], memory.cuda(), work, pools, scale, cap), own, 1.0)

@@ -46,7 +46,17 @@ ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
 ENTRIES |= dict.fromkeys(
-    ("next_ptr", "coming_ptr", "ends_ptr", "ids_ptr", "later_ptr", "read_ptr", "age_ptr", "since_ptr"), "*i32"
+    (
+        "free_ptr",
+        "incoming_ptr",
+        "num_incoming_ptr",
+        "ids_ptr",
+        "later_ptr",
+        "num_attended_ptr",
+        "age_ptr",
+        "since_ptr",
+    ),
+    "*i32",
 )
 ENTRIES |= {"place_ptr": "*i16"}
 

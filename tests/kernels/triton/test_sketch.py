@@ -8,13 +8,14 @@ import pytest
 import torch
 from tests.kernels.pools import copied
 
+from coattn.auto.pool import TokenPool
 from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
+from coattn.kernels.attend_scored import ScoredEntries
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.kernels.quantise.sketch import WORD, Sketcher, fit, spread_of
-from coattn.kernels.token_pool import COLD, TokenPool, bring, renew_pool
+from coattn.kernels.token_pool import COLD, PoolTensors, bring, renew_pool
 from coattn.state import Split
-from coattn.types import ScoredWork
 from coattn.units import ceil_div
 
 pytest.importorskip("triton")
@@ -44,18 +45,16 @@ def filled_pool(
     q_heads: int,
     small: bool = False,
     hot: int = 4 * BLOCK * 2 // 3,
-) -> TokenPool:
+) -> PoolTensors:
     """Pools of four blocks that hold some tokens of every row."""
     gpu = torch.zeros(4 * slots, KV_HEADS, 2, BLOCK, D)
-    made = TokenPool.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2, packed=small, hot=hot)
+    made = PoolTensors.make(gpu, 0, slots, tokens, 4 * BLOCK, q_heads, pins=BLOCK // 2, packed=small, hot=hot)
     for row, slot in enumerate(seq.tolist()):
         if slot == slots - 1:
             continue
         chosen = torch.stack([torch.randperm(128)[: 4 * BLOCK] for _ in range(KV_HEADS)])
         k, v = (torch.stack([rows_of(memory, table[row], chosen[h], h, i) for h in range(KV_HEADS)]) for i in range(2))
-        if made.packed is not None:
-            made.packed.learn(slot, 3 * k + 1)
-        made.fill(slot, chosen, k, v)
+        TokenPool(made).fill(slot, chosen, k, v, learn=3 * k + 1)
     return made
 
 
@@ -78,7 +77,7 @@ def kept(memory: torch.Tensor, packed: bool) -> tuple[torch.Tensor, Kept, Kept]:
     return unpack_blocks(made, BLOCK, D, torch.float32), here, there
 
 
-def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor) -> None:
+def check(pool: PoolTensors, memory: torch.Tensor, table: torch.Tensor, seq: torch.Tensor) -> None:
     """Books agree with each other and with what lies there."""
     pool = copied(pool, torch.device("cpu"))
     for row, slot in enumerate(seq.tolist()):
@@ -91,13 +90,13 @@ def check(pool: TokenPool, memory: torch.Tensor, table: torch.Tensor, seq: torch
                 held, off = torch.stack(pool.packed.rows(slot, head, torch.arange(len(tokens)))), 0.06
             for i in range(2):
                 torch.testing.assert_close(held[i], rows_of(memory, table[row], tokens, head, i), atol=off, rtol=1e-5)
-            given = pool.next[slot, head]
+            given = pool.free_places[slot, head]
             assert len(set(given[given >= 0].tolist())) == int((given >= 0).sum())
             assert (given[given >= 0] >= pool.pins).all()
             assert (pool.age[slot, head, given[given >= 0].long()] < pool.clock[slot, head] - 1).all()
 
 
-def check_written(before: TokenPool, after: TokenPool, plain: TokenPool, seq: torch.Tensor) -> bool:
+def check_written(before: PoolTensors, after: PoolTensors, plain: PoolTensors, seq: torch.Tensor) -> bool:
     """Attention has written what it read into places that were cold and not looked up, and nowhere else. Whether there
     were any."""
     assert before.packed is not None
@@ -109,7 +108,7 @@ def check_written(before: TokenPool, after: TokenPool, plain: TokenPool, seq: to
             assert not written[slot, head, listed].any()
             young = plain.age[slot, head] == plain.clock[slot, head]
             assert not (written[slot, head] & young).any()
-            comes = plain.next[slot, head, : after.read[slot, head]].long()
+            comes = plain.free_places[slot, head, : after.num_attended[slot, head]].long()
             free = comes[~young[comes] & ~torch.isin(comes, listed)]
             assert written[slot, head].nonzero()[:, 0].equal(free.sort().values)
     return bool(written.any())
@@ -117,7 +116,7 @@ def check_written(before: TokenPool, after: TokenPool, plain: TokenPool, seq: to
 
 def look_up(
     q: torch.Tensor,
-    pool: TokenPool,
+    pool: PoolTensors,
     seq: torch.Tensor,
     chosen: plain_attend.Chosen,
     pieces: Split,
@@ -186,9 +185,9 @@ def test_scores_and_what_is_attended(
     for shift, now, far in wanted[cap is not None]:
         args = (table, tokens, want, bound + shift, mean, seq)
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
-        first = plain_attend.attend_scored(q[:, None], here, ScoredWork(*args, one, now, far), 0.2, cap)
-        work = ScoredWork(*(x.to(DEVICE) for x in args), two, now, far)
-        second = attending.attend_scored(q[:, None].to(DEVICE), away, work, 0.2, cap)
+        first = plain_attend.attend_scored(q[:, None], here, ScoredEntries(*args, now, far), one, 0.2, cap)
+        work = ScoredEntries(*(x.to(DEVICE) for x in args), now, far)
+        second = attending.attend_scored(q[:, None].to(DEVICE), away, work, two, 0.2, cap)
         for kind in ("far", "later", "cold"):
             assert getattr(second, kind).sum(2).cpu().equal(getattr(first, kind).sum(2)), kind
         if small:
@@ -199,7 +198,7 @@ def test_scores_and_what_is_attended(
         torch.testing.assert_close(b.out.cpu(), a.out, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(b.lse.cpu(), a.lse, atol=1e-5, rtol=1e-4)
         assert two.age.cpu().equal(one.age)
-        assert two.coming.cpu().equal(one.coming)
+        assert two.incoming.cpu().equal(one.incoming)
         bring(one, here, table, seq)
         renewing.bring(two, away, table.to(DEVICE), seq.to(DEVICE))
         renew_pool(one, seq)

@@ -29,7 +29,6 @@ from coattn.cache.step_table import StepTable, TableMemory
 from coattn.kernels.note_case import NotedCase, note_case
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.parts.select.base import Select
 from coattn.types import Selection, Step
 
 log = logging.getLogger("coattn")
@@ -52,10 +51,14 @@ class Chosen:
 class Audit:
     """Of one group of layers under a rule with a target."""
 
-    def __init__(self, cache: KVCache, select: Select) -> None:
+    def __init__(self, cache: KVCache, floors: Floors, target: float, drifted: set[int]) -> None:
+        """target: the error of attention's output that the rule promises to keep below.
+
+        drifted: where it adds sequences whose sketch is to be fitted again.
+        """
+        self._drifted = drifted
         assert cache.host is not None, "what is left out lies in DRAM"
-        self.cache, self.host, self.target = cache, cache.host, select.target
-        self.floors: Floors = cast("Any", select).floors
+        self.cache, self.host, self.floors, self.target = cache, cache.host, floors, target
         spec = cache.spec
         shape = spec.shape
         self.tally, self.ratios, self.control = Tally(self.target), Ratios(), Control()
@@ -232,7 +235,7 @@ class Audit:
         self.control.add(chosen.slot, error, chosen.floor)
         if self.drifts.setdefault(chosen.slot, Drift()).add(missed, estimated):
             del self.drifts[chosen.slot]
-            self.floors.stale.add(chosen.slot)
+            self._drifted.add(chosen.slot)
             self.refits += 1
 
     def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:

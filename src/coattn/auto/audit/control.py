@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from coattn.auto.floors import ROOTS
+from coattn.auto.floors import ERROR_ROOTS
 
 TRUST = 64
-"""Cases that count as much as what is thought beforehand: of a run, ROOTS; of a request, the run's mean."""
+"""Cases that count as much as what is thought beforehand: of a run, ERROR_ROOTS; of a request, the run's mean."""
 MEMORY = 1024
 """Cases of a run after which the oldest count less and less."""
-LARGEST = 10 * ROOTS
+LARGEST = 10 * ERROR_ROOTS
 """A case counts as at most so much: one in a hundred has ten times the error of the others, whatever the floor."""
 LEAST = 1 / 16
 """The floor is never lowered by more: a run whose error is larger still says so."""
@@ -27,7 +27,7 @@ class Control:
     steps: a factor for each head would follow chance.
     """
 
-    total: float = ROOTS * TRUST
+    total: float = ERROR_ROOTS * TRUST
     count: float = TRUST
     own: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By sequence: the sum of its cases, and how many."""
@@ -57,4 +57,4 @@ class Control:
     def _wanted(self, slot: int) -> float:
         total, count = self.own.get(slot, (0.0, 0))
         mean = (TRUST * self.total / self.count + total) / (TRUST + count)
-        return max(LEAST, min(1.0, (ROOTS / mean) ** 2))
+        return max(LEAST, min(1.0, (ERROR_ROOTS / mean) ** 2))

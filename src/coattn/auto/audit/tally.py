@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,17 +81,13 @@ class Tally:
         self.missed.add(missed)
         self.estimated.add(estimated)
 
-    @staticmethod
-    def of(parts: Iterable[Tally]) -> Tally | None:
-        """Several together."""
-        whole: Tally | None = None
-        for part in parts:
-            if whole is None:
-                whole = part
-            else:
-                error = whole.error.plus(part.error)
-                both = whole.missed.plus(part.missed), whole.estimated.plus(part.estimated)
-                whole = Tally(whole.target, error, *both, whole.within + part.within)
+    def plus(self, others: Sequence[Tally]) -> Tally:
+        """All of them together."""
+        whole = self
+        for part in others:
+            error = whole.error.plus(part.error)
+            both = whole.missed.plus(part.missed), whole.estimated.plus(part.estimated)
+            whole = Tally(whole.target, error, *both, whole.within + part.within)
         return whole
 
     def error_interval(self) -> tuple[float, float] | None:

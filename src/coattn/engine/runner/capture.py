@@ -74,8 +74,7 @@ class GraphRunner(EagerRunner):
         self._best = torch.zeros(self.sizes[-1], dtype=torch.int64, pin_memory=True)
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._pools = self._new_pools()
-        # before what a rule leaves running beside it
-        priority = FIRST if any(group.select.leaves for group in runtime.groups) else 0
+        priority = FIRST if any(group.executor.overlaps for group in runtime.groups) else 0
         self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
         self.fusion = Fusion(session)  # last: whoever fails to make a runner finds the weights as they were
 

@@ -407,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 }
 
 // Attention over tokens that were chosen though they lie cold in pools: see `Chosen` for ids [rows, heads, n], count [rows,
-// heads, splits, 3], tokens and look, `TokenPool` for place_of [slots, heads, most]. Pieces of out and lse, one of each
+// heads, splits, 3], tokens and look, `PoolTensors` for place_of [slots, heads, most]. Pieces of out and lse, one of each
 // program, come after `before` others.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     look_up(const Number* __restrict__ q, const unsigned char* __restrict__ codes,

@@ -11,7 +11,7 @@ from coattn.kernels.attend_pool import has_form
 from coattn.kernels.attend_scored import Chosen
 from coattn.kernels.cuda.nvrtc import Int64, Module, available, module
 from coattn.kernels.quantise.rows import TILE
-from coattn.kernels.token_pool import COLD, PIECES, TokenPool
+from coattn.kernels.token_pool import COLD, PIECES, PoolTensors
 from coattn.state import Split
 from coattn.types import BlockList, LayerShape
 
@@ -57,9 +57,9 @@ def _processors(device: torch.device) -> int:
 
 
 def attend_near(
-    q: Tensor, blocks: Tensor, picked: BlockList, pool: TokenPool, seq: Tensor, scale: float, softcap: float | None
+    q: Tensor, blocks: Tensor, picked: BlockList, pool: PoolTensors, seq: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Callable[[], Split]]:
-    """See `ops/attend_pool.py`."""
+    """See `kernels/attend_pool.py`."""
     rows = pool.packed
     assert rows is not None
     (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
@@ -79,7 +79,7 @@ def attend_near(
     def pools() -> Split:
         made.launch(
             "attend_pool", (splits, kv_heads, seqs), WARPS * 32, q, rows.codes, rows.scales, rows.middle, rows.spread,
-            rows.listed, rows.count, seq, out, lse, pool.heard, *how, rows.places, pieces, *strides,
+            rows.listed, rows.count, seq, out, lse, pool.true_lse, *how, rows.places, pieces, *strides,
         )  # fmt: skip
         return Split(out, lse)
 
@@ -88,7 +88,7 @@ def attend_near(
 
 def look_up(
     q: Tensor,
-    pool: TokenPool,
+    pool: PoolTensors,
     seq: Tensor,
     chosen: Chosen,
     pieces: Split,

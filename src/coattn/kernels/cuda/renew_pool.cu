@@ -40,7 +40,7 @@ __device__ __forceinline__ u32 before(u32 own, u32 (*shared)[WARPS], int& turn, 
   return sum;
 }
 
-// See `TokenPool` and `PackedRows` for all but these: row, of place_of, and listed_row, of listed, are numbers a KV head;
+// See `PoolTensors` and `PackedRows` for all but these: row, of place_of, and listed_row, of listed, are numbers a KV head;
 // nobody is the slot of padding rows; hot places at most are listed beside the pins. Without `listed` nothing is.
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     renew_pool(int* __restrict__ token_of, int* __restrict__ age, int* __restrict__ next,

@@ -11,7 +11,7 @@ from torch import Tensor
 from coattn.kernels.attend_scored import splits_of
 from coattn.kernels.cuda.nvrtc import Int64, available, module
 from coattn.kernels.quantise.sketch import Scan, Scores, Sketcher
-from coattn.kernels.token_pool import COLD, FRESH, PIECES, TOUCH, TokenPool
+from coattn.kernels.token_pool import COLD, FRESH, PIECES, TOUCH, PoolTensors
 from coattn.kernels.triton.launch import follow
 from coattn.units import ceil_div
 
@@ -35,7 +35,7 @@ WORDS = (4, 8)
 """Numbers of a key that there is a form for: 128 planes, or 256."""
 
 
-def refuses(q: Tensor, kept: Tensor, pool: TokenPool) -> str | None:
+def refuses(q: Tensor, kept: Tensor, pool: PoolTensors) -> str | None:
     """Why the kernel cannot take sketches `[blocks, kv_heads, block, words]`, or None."""
     if not available(q.device):
         return "kernels cannot be compiled for this device"
@@ -88,7 +88,7 @@ def weigh(
     seq: Tensor,
     scale: float,
     softcap: float | None,
-    pool: TokenPool,
+    pool: PoolTensors,
 ) -> Scores:
     """A query as the kernels have it, before anything is scored."""
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
@@ -100,7 +100,8 @@ def weigh(
     made = module("score_sketch.cu", tuple(form.items()), q.device)
     made.launch(
         "weigh_planes", (kv_heads, rows, 1), words * 32, q, sketcher.worth, sketcher.base, seq, operand, scales, rest,
-        base, guess, off, pool.above, pool.told, pool.heard, float(scale), float(softcap or 1.0), Int64(q.stride(0)),
+        base, guess, off, pool.bound_margin, pool.est_lse, pool.true_lse, float(scale), float(softcap or 1.0),
+        Int64(q.stride(0)),
         Int64(q.stride(1)), follow=follow(),
     )  # fmt: skip
     scan = Scan(
@@ -109,7 +110,7 @@ def weigh(
     return Scores(scan, guess[:, None], guess[:, None], guess, off)
 
 
-def score(found: Scores, pool: TokenPool) -> Scores:
+def score(found: Scores, pool: PoolTensors) -> Scores:
     """What `weigh` found, with scores of all tokens; what lies past a row's tokens is not written."""
     scan = found.scores
     assert isinstance(scan, Scan)
@@ -119,7 +120,8 @@ def score(found: Scores, pool: TokenPool) -> Scores:
     scan.module.launch(
         "score_sketch", (chunks, -(-kv_heads // warps), rows), warps * 32,
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.best, lse, inside, pool.above, pool.age, pool.clock, float(scan.softcap or 1.0), TOUCH, kv_heads, n,
+        pool.last_margin, lse, inside, pool.bound_margin, pool.age, pool.clock, float(scan.softcap or 1.0), TOUCH,
+        kv_heads, n,
         chunks, pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)),
         Int64(scan.table.stride(0)),
     )  # fmt: skip
@@ -129,7 +131,7 @@ def score(found: Scores, pool: TokenPool) -> Scores:
 def choose_scored(
     scan: Scan,
     bound: Tensor,
-    pool: TokenPool,
+    pool: PoolTensors,
     now: float,
     far: float,
     ids: Tensor,
@@ -144,7 +146,7 @@ def choose_scored(
     scan.module.launch(
         "choose_scored", (count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n, scan.chunk),
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.age, pool.clock, pool.best, scan.lse, bound, ids, later, count, tail,
+        pool.age, pool.clock, pool.last_margin, scan.lse, bound, ids, later, count, tail,
         float(scan.softcap or 1.0), float(now), float(far), n, -(-n // scan.chunk), pool.place_of.shape[-1],
         pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
         follow=follow(),

@@ -68,7 +68,7 @@ class Scores(NamedTuple):
     scores: `[rows, kv_heads, group, n]`, scaled and soft-capped; minus infinity for entries that are attended to in a
     pool; past a row's tokens: anything. lse, inside: `[rows, parts, q_heads]` float32, of pieces of all others, and of
     these.
-    guess: `[rows, q_heads]` float32: see `guess`. off: like it, see `TokenPool.off`.
+    guess: `[rows, q_heads]` float32: see `guess`. off: like it, see `PoolTensors.off`.
     """
 
     scores: Tensor | Scan

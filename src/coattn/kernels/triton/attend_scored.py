@@ -10,18 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.attend_scored import MANY, Chosen, Lanes, Taken, splits_of
+from coattn.kernels.attend_scored import MANY, Chosen, Lanes, ScoredEntries, Taken, splits_of
 from coattn.kernels.cuda import attend_pool as pools
 from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.quantise.sketch import Scan
 from coattn.kernels.streams import SideStream
-from coattn.kernels.token_pool import COLD, FRESH
+from coattn.kernels.token_pool import COLD, FRESH, PoolTensors
 from coattn.kernels.triton.packed import Entries, read_entries
 from coattn.kernels.triton.softcap import capped
 from coattn.kernels.triton.token_pool import Home, place_for, put_rows
 from coattn.state import Split
-from coattn.types import ScoredWork
 
 LOOK = 256
 """Scores that are looked at at a time."""
@@ -112,7 +111,8 @@ def _numbered(f, there, counts, s):
 
 @triton.jit
 def list_coming(
-    ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, own, pool, each, n, splits,
+    ids_ptr, later_ptr, count_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr, own, pool, each, n,
+    splits,
     FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
@@ -132,17 +132,17 @@ def list_coming(
         which, number = _numbered(f - total, second, more, s)
         at = later_ptr + (own * splits + which) * FRESH + number
         token = tl.where(second, tl.load(at, mask=second, other=-1), token)
-        place = tl.load(next_ptr + pool * FRESH + f)
+        place = tl.load(free_ptr + pool * FRESH + f)
         token = tl.where(place >= 0, token, -1)
         came += tl.sum((token >= 0).to(tl.int32), 0)
-        tl.store(coming_ptr + pool * FRESH + f, token)
-    tl.store(ends_ptr + pool, came)
-    tl.store(read_ptr + pool, total)
+        tl.store(incoming_ptr + pool * FRESH + f, token)
+    tl.store(num_incoming_ptr + pool, came)
+    tl.store(num_attended_ptr + pool, total)
 
 
 @triton.jit
 def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr,
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr,
     kv_heads, n, splits,
     FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +151,8 @@ def _list(
     slot = tl.load(seq_ptr + row).to(tl.int64)
     own = row * kv_heads + head
     list_coming(
-        ids_ptr, later_ptr, count_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, own, slot * kv_heads + head, each, n,
+        ids_ptr, later_ptr, count_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr, own,
+        slot * kv_heads + head, each, n,
         splits, FRESH, SOME, SPLITS_PAD,
     )  # fmt: skip
 
@@ -160,7 +161,7 @@ def _list(
 def _fetch(
     q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
     gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head,
-    seq_ptr, next_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
+    seq_ptr, free_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
     block_stride, head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     LOOK: tl.constexpr, ROWS: tl.constexpr, SPLITS_PAD: tl.constexpr, IN_8_BITS: tl.constexpr, FRESH: tl.constexpr,
     PACKED: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
@@ -208,7 +209,7 @@ def _fetch(
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         if IN_8_BITS:
             pool = slot * kv_heads + head
-            to, free = place_for(start + r, used, pool, next_ptr, age_ptr, since, places, FRESH)
+            to, free = place_for(start + r, used, pool, free_ptr, age_ptr, since, places, FRESH)
             put_rows(
                 k, v, to, free, slot, head, kv_heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr,
                 places, packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
@@ -247,8 +248,8 @@ class _Lists(NamedTuple):
         return int(triton.next_power_of_2(self.counts.shape[2]))
 
 
-def _chosen(work: ScoredWork) -> _Lists:
-    (rows, kv_heads, group, n), pool, device = work.scores.shape, work.pool, work.seq.device
+def _chosen(work: ScoredEntries, pool: PoolTensors) -> _Lists:
+    (rows, kv_heads, group, n), device = work.scores.shape, work.seq.device
     splits = splits_of(rows * kv_heads)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
     count = torch.empty(rows, kv_heads, splits, 3, dtype=torch.int32, device=device)
@@ -256,11 +257,11 @@ def _chosen(work: ScoredWork) -> _Lists:
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
     if isinstance(scores, Scan):
-        cuda.choose_scored(scores, work.bound, pool, work.now, work.far, ids, later, count, tail)
+        cuda.choose_scored(scores, work.bound, pool, work.sync_fetch, work.fetch, ids, later, count, tail)
         return _Lists(ids, later, count, tail, scores.chunk)
     _choose[(rows, kv_heads, splits)](
         work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
-        work.now, work.far, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1),
+        work.sync_fetch, work.fetch, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1),
         scores.stride(2), scores.stride(3),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
         COLD=COLD, num_warps=4,
@@ -268,11 +269,12 @@ def _chosen(work: ScoredWork) -> _Lists:
     return _Lists(ids, later, count, tail, LOOK)
 
 
-def _listed(work: ScoredWork, lists: _Lists) -> None:
+def _listed(work: ScoredEntries, pool: PoolTensors, lists: _Lists) -> None:
     """The pool's books say what comes."""
-    (rows, kv_heads, _, n), pool = work.scores.shape, work.pool
+    rows, kv_heads, _, n = work.scores.shape
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.next, pool.coming, pool.ends, pool.read,
+        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.free_places, pool.incoming,
+        pool.num_incoming, pool.num_attended,
         kv_heads, n, lists.counts.shape[2],
         FRESH=FRESH, SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
     )  # fmt: skip
@@ -281,16 +283,17 @@ def _listed(work: ScoredWork, lists: _Lists) -> None:
 def attend_scored(
     q: Tensor,
     memory: Tensor | PackedBlocks,
-    work: ScoredWork,
+    work: ScoredEntries,
+    pool: PoolTensors,
     scale: float,
     softcap: float | None,
     lanes: Lanes | None = None,
     cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
-    """See `ops/attend_scored.py`."""
+    """See `kernels/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
-    (kv_heads, _, n), pool, away = work.scores.shape[1:], work.pool, Entries.of(memory)
-    lists, group = _chosen(work), q_heads // kv_heads
+    (kv_heads, _, n), away = work.scores.shape[1:], Entries.of(memory)
+    lists, group = _chosen(work, pool), q_heads // kv_heads
     chosen = Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look)
     splits, home, many = lists.counts.shape[2], Home.of(pool), rows * kv_heads > MANY
     parts = PARTS if many else splits
@@ -301,7 +304,8 @@ def attend_scored(
     def fetch() -> None:
         _fetch[(rows, kv_heads, parts)](
             q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out,
-            lse, *home.tensors, *home.sizes, work.seq, pool.next, pool.age, home.since, scale, softcap or 1.0, kv_heads,
+            lse, *home.tensors, *home.sizes, work.seq, pool.free_places, pool.age, home.since, scale, softcap or 1.0,
+            kv_heads,
             n, splits, parts, pieces, q.stride(0), q.stride(2), *away.strides, work.table.stride(0), GROUP=group,
             GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS, SPLITS_PAD=lists.pad,
             **home.forms, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
@@ -312,7 +316,7 @@ def attend_scored(
     # what crosses PCIe takes longest, so it comes first
     far, books = lanes or (SideStream(), SideStream())
     far.run(q.device, fetch)
-    books.run(q.device, lambda: _listed(work, lists))
+    books.run(q.device, lambda: _listed(work, pool, lists))
     near = chosen if cold is None else cold()
     if pool.packed is not None:
         pools.look_up(q, pool, work.seq, near, Split(out, lse), slice(parts, pieces), scale, softcap)

@@ -101,7 +101,7 @@ def score_sketch(
     softcap: float | None,
     place_of: Tensor,
 ) -> Scores:
-    """See `ops/sketch.py`; scores of tiles that a row does not reach are not written."""
+    """See `kernels/sketch.py`; scores of tiles that a row does not reach are not written."""
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     group, planes, n = q_heads // kv_heads, words * WORD, table.shape[1] * block
     plain = q.dtype == torch.float32
@@ -155,7 +155,7 @@ def _flush(
 
 
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
-    """See `ops/sketch.py`."""
+    """See `kernels/sketch.py`."""
     (_, kv_heads, size, words), d = kept.shape, gpu.shape[-1]
     _flush[(len(block), kv_heads)](
         gpu, kept, block, to, seq, sketcher.of, sketcher.start, sketcher.half, sketcher.bit, kv_heads,

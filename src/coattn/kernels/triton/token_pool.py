@@ -9,13 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.kernels.quantise.blocks import PackedBlocks
-from coattn.kernels.token_pool import FRESH, TokenPool
+from coattn.kernels.token_pool import FRESH, PoolTensors
 from coattn.kernels.triton.packed import Entries, read_entries
 
 
 @triton.jit
 def _renew(
-    place_ptr, token_ptr, age_ptr, next_ptr, coming_ptr, clock_ptr, ends_ptr, seq_ptr, heads, tokens, places, nobody,
+    place_ptr, token_ptr, age_ptr, free_ptr, incoming_ptr, clock_ptr, num_incoming_ptr, seq_ptr, heads, tokens,
+    places, nobody,
     pins, PLACES_PAD: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.load(seq_ptr + tl.program_id(0)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -24,20 +25,20 @@ def _renew(
         place_ptr += own * tokens
         token_ptr += own * places
         age_ptr += own * places
-        next_ptr += own * FRESH
-        coming_ptr += own * FRESH
+        free_ptr += own * FRESH
+        incoming_ptr += own * FRESH
         clock = tl.load(clock_ptr + own)
         f, p = tl.arange(0, FRESH), tl.arange(0, PLACES_PAD)
-        coming = tl.load(coming_ptr + f)
+        coming = tl.load(incoming_ptr + f)
         came = coming >= 0
-        at = tl.load(next_ptr + f, mask=came, other=0)
+        at = tl.load(free_ptr + f, mask=came, other=0)
         gone = tl.load(token_ptr + at, mask=came, other=0)
         tl.store(place_ptr + gone, tl.full([FRESH], -1, tl.int16), mask=came & (gone >= 0))
         tl.store(place_ptr + coming, at.to(tl.int16), mask=came)
         tl.store(token_ptr + at, coming, mask=came)
         tl.store(age_ptr + at, tl.zeros([FRESH], tl.int32) + clock, mask=came)
-        tl.store(coming_ptr + f, tl.full([FRESH], -1, tl.int32))
-        tl.store(next_ptr + f, tl.full([FRESH], -1, tl.int32))
+        tl.store(incoming_ptr + f, tl.full([FRESH], -1, tl.int32))
+        tl.store(free_ptr + f, tl.full([FRESH], -1, tl.int32))
         tl.debug_barrier()
         age = tl.load(age_ptr + p, mask=(p >= pins) & (p < places), other=2147483647)
         # the age up to which FRESH places are, or the one before this step
@@ -52,9 +53,9 @@ def _renew(
         same = (age == high) & (age < clock)
         before = tl.sum(older.to(tl.int32), 0)
         number = tl.where(older, tl.cumsum(older.to(tl.int32), 0), before + tl.cumsum(same.to(tl.int32), 0)) - 1
-        tl.store(next_ptr + number, p.to(tl.int32), mask=(older | same) & (number < FRESH))
+        tl.store(free_ptr + number, p.to(tl.int32), mask=(older | same) & (number < FRESH))
         tl.store(clock_ptr + own, clock + 1)
-        tl.store(ends_ptr + own, 0)
+        tl.store(num_incoming_ptr + own, 0)
 
 
 class Home(NamedTuple):
@@ -70,12 +71,12 @@ class Home(NamedTuple):
     """Constants of the kernel, by name."""
 
     @staticmethod
-    def of(pool: TokenPool) -> Home:
+    def of(pool: PoolTensors) -> Home:
         gpu, rows = pool.gpu, pool.packed
         tensors = (gpu,) * 5 if rows is None else (gpu, rows.codes, rows.scales, rows.middle, rows.spread)
         places = pool.age.shape[-1]
         sizes = (places, places if rows is None else rows.places, pool.first, gpu.stride(0), gpu.stride(1))
-        return Home(tensors, pool.ends if rows is None else rows.since, sizes, {"IN_8_BITS": rows is not None})
+        return Home(tensors, pool.num_incoming if rows is None else rows.since, sizes, {"IN_8_BITS": rows is not None})
 
 
 @triton.jit
@@ -116,11 +117,11 @@ def put_rows(
 
 
 @triton.jit
-def place_for(number, used, pool, next_ptr, age_ptr, since, places, FRESH: tl.constexpr):
+def place_for(number, used, pool, free_ptr, age_ptr, since, places, FRESH: tl.constexpr):
     """Places for tokens of these numbers among those to come, and which of them nobody reads in this step: neither
     listed, which is what was wanted since then, nor looked up, which is what is young."""
     there = used & (number < FRESH)
-    place = tl.load(next_ptr + pool * FRESH + number, mask=there, other=-1)
+    place = tl.load(free_ptr + pool * FRESH + number, mask=there, other=-1)
     age = tl.load(age_ptr + pool * places + place, mask=there & (place >= 0), other=2147483647)
     return place, age < since
 
@@ -134,7 +135,8 @@ ROWS = 16
 
 @triton.jit
 def _bring(
-    memory_ptr, scale_ptr, table_ptr, seq_ptr, next_ptr, coming_ptr, ends_ptr, read_ptr, age_ptr, since_ptr, gpu_ptr,
+    memory_ptr, scale_ptr, table_ptr, seq_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr, age_ptr,
+    since_ptr, gpu_ptr,
     codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head, heads,
     lines, nobody,
     block_stride, head_stride, scale_block, scale_head, table_seq, IN_8_BITS: tl.constexpr,
@@ -146,7 +148,7 @@ def _bring(
     x = tl.arange(0, LINES)
     slots = tl.load(seq_ptr + x // heads, mask=x < lines, other=nobody)
     there = slots < nobody
-    end = tl.load(ends_ptr + slots * heads + x % heads, mask=there, other=0)
+    end = tl.load(num_incoming_ptr + slots * heads + x % heads, mask=there, other=0)
     pieces = tl.cdiv(end, ROWS)
     until = tl.cumsum(pieces, 0)
     for piece in range(tl.program_id(0), tl.sum(pieces, 0), tl.num_programs(0)):
@@ -155,16 +157,16 @@ def _bring(
         row, head = (line // heads).to(tl.int64), (line % heads).to(tl.int64)
         slot = tl.load(seq_ptr + row).to(tl.int64)
         own = slot * heads + head
-        token = tl.load(coming_ptr + own * FRESH + start + r)
+        token = tl.load(incoming_ptr + own * FRESH + start + r)
         used = token >= 0
         if IN_8_BITS:
             # attention has written some of those that it has read
-            read = start + r < tl.load(read_ptr + own)
+            read = start + r < tl.load(num_attended_ptr + own)
             since = tl.load(since_ptr + own)
-            _, written = place_for(start + r, used & read, own, next_ptr, age_ptr, since, places, FRESH)
+            _, written = place_for(start + r, used & read, own, free_ptr, age_ptr, since, places, FRESH)
             used = used & ~written
         if tl.max(used.to(tl.int32), 0) > 0:
-            to = tl.load(next_ptr + own * FRESH + start + r, mask=used, other=0)
+            to = tl.load(free_ptr + own * FRESH + start + r, mask=used, other=0)
             ids = tl.load(table_ptr + row * table_seq + token // BLOCK, mask=used, other=0).to(tl.int64)
             k, v = read_entries(
                 memory_ptr, scale_ptr, ids * block_stride + head * head_stride, ids * scale_block + head * scale_head,
@@ -176,24 +178,26 @@ def _bring(
             )  # fmt: skip
 
 
-def bring(pool: TokenPool, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
-    """See `ops/token_pool.py`."""
+def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
+    """See `kernels/token_pool.py`."""
     (slots, heads), away, home = pool.clock.shape, Entries.of(memory), Home.of(pool)
     lines, rows = len(seq) * heads, ROWS * (2 if away.sizes["PACKED"] else 1)
     _bring[(min(PROGRAMS, lines * (FRESH // rows)),)](
-        away.memory, away.scales, table, seq, pool.next, pool.coming, pool.ends, pool.read, pool.age, home.since,
+        away.memory, away.scales, table, seq, pool.free_places, pool.incoming, pool.num_incoming, pool.num_attended,
+        pool.age, home.since,
         *home.tensors, *home.sizes, heads, lines,
         slots - 1, *away.strides, table.stride(0), **home.forms,
         LINES=triton.next_power_of_2(lines), ROWS=rows, FRESH=FRESH, **away.sizes, num_warps=4,
     )  # fmt: skip
 
 
-def renew_pool(pool: TokenPool, seq: Tensor) -> None:
-    """See `ops/token_pool.py`."""
+def renew_pool(pool: PoolTensors, seq: Tensor) -> None:
+    """See `kernels/token_pool.py`."""
     (slots, heads), places = pool.clock.shape, pool.age.shape[-1]
     pad = triton.next_power_of_2(places)
     _renew[(len(seq), heads)](
-        pool.place_of, pool.token_of, pool.age, pool.next, pool.coming, pool.clock, pool.ends, seq, heads,
+        pool.place_of, pool.token_of, pool.age, pool.free_places, pool.incoming, pool.clock, pool.num_incoming, seq,
+        heads,
         pool.place_of.shape[-1], places, slots - 1, pool.pins, PLACES_PAD=pad, FRESH=FRESH,
         num_warps=32 if pad > 8192 else 16 if pad > 4096 else 8 if pad > 1024 else 4,
     )  # fmt: skip

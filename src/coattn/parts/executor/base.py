@@ -14,7 +14,7 @@ from coattn.part import Part
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.staging import Staging
 from coattn.state import AttnState, Split
-from coattn.types import KINDS, Work
+from coattn.types import Work
 
 State = AttnState | Split
 Result = Callable[[], State]
@@ -27,11 +27,13 @@ class Executor(Part):
 
     axis: ClassVar[str] = "executor"
     runs: ClassVar[frozenset[str]]
-    """Of `types.KINDS`."""
-    runs_packed: ClassVar[frozenset[str]] = frozenset(KINDS)
-    """Of these, those that it runs over blocks in fewer bits than the model's own numbers."""
+    """Kinds of work, which rules and executors name."""
+    unpacked_only: ClassVar[frozenset[str]] = frozenset()
+    """Of these, those that it runs only over blocks in the model's own numbers, not in fewer bits."""
     asynchronous: ClassVar[bool] = False
     """Whether it works on the host, so that it is handed its work and may overlap with the GPU."""
+    overlaps: ClassVar[bool] = False
+    """Whether `run` has attention on a side stream of the GPU, before which the step's own kernels are to run."""
 
     cache: KVCache = field(init=False, repr=False)
     staging: Staging | None = field(init=False, repr=False, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,9 @@ class Cpu(Executor):
     def blocks(self, call: AttentionCall, listed: BlockList) -> Tensor | PackedBlocks:
         """The memory that a list is of."""
         assert self.cache.host is not None
-        return self.cache.host.memory.listed(call.layer) if listed.memory is None else listed.memory
+        if listed.memory is None:
+            return self.cache.host.memory.listed(call.layer)
+        return cast("Tensor | PackedBlocks", listed.memory)
 
     def report(self, step: Step) -> dict[str, Any]:
         return {"row_entries": sum(self._taken.values()) / len(self._taken)} if self._taken else {}

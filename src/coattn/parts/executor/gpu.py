@@ -22,8 +22,6 @@ class Gpu(Executor):
     def run(self, call: AttentionCall, work: BlockWork | Term) -> State:
         if isinstance(work, Term):
             return AttnState(work.out, work.lse)
-        if work.state is not None:
-            return work.state
         memory, cap, table = self.cache.gpu.memory[call.layer], call.shape.softcap, call.table
         if table is None:
             return attend(call.q, memory, work.blocks, call.scale, cap)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +11,12 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
 from coattn.kernels.attend import attend
-from coattn.kernels.attend_scored import Chosen, Lanes, attend_scored
 from coattn.kernels.merge import merge_states
-from coattn.kernels.streams import FIRST, SideStream
 from coattn.kernels.upload import upload
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.parts.executor.staging import Filling, Staging
-from coattn.types import BlockList, BlockWork, ScoredWork, Step, Work
+from coattn.types import BlockList, BlockWork, Work
 from coattn.units import ceil_div
 
 
@@ -51,19 +47,13 @@ class Pull(Executor):
     """
 
     name = "pull"
-    runs = frozenset({"host", "scored"})
-    runs_packed = frozenset({"scored"})
+    runs = frozenset({"host"})
+    unpacked_only = frozenset({"host"})
     provides = frozenset({"pull"})
 
     staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
-    _taken: dict[int, tuple[Tensor, Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)
-    """By layer, of the last step: how many `far`, `later` and `cold`, see `Taken`."""
-    _lanes: Lanes = field(init=False, repr=False, default_factory=lambda: (SideStream(FIRST), SideStream(FIRST)))
-    cold: Callable[[ScoredWork], Callable[[], Chosen]] | None = field(init=False, repr=False, default=None)
-    """Tells what is looked up in place of what is chosen, on a GPU: benchmarks put in as much as texts look up. Called
-    before anything is chosen, so that drawing it takes none of the step's time."""
 
     def min_gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return Staging.unit_bytes(spec.layers, config.block) if config.host else 0
@@ -77,14 +67,8 @@ class Pull(Executor):
             # sequences are read one after another
             self.staging.reserve(cache.spec.tokens // cache.block)
 
-    def run(self, call: AttentionCall, work: BlockWork | ScoredWork) -> State:
+    def run(self, call: AttentionCall, work: BlockWork) -> State:
         assert self.cache.host is not None
-        if isinstance(work, ScoredWork):
-            memory, cap = self.cache.host.memory.listed(call.layer), call.shape.softcap
-            cold = None if self.cold is None else self.cold(work)
-            found = attend_scored(call.q, memory, work, call.scale, cap, self._lanes, cold)
-            self._taken[call.layer] = found.far, found.later, found.cold
-            return found.states
         if call.table is None:
             return self.read(call, work, None)
         # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
@@ -113,20 +97,7 @@ class Pull(Executor):
         self._arriving = None if following is None else (following, listed, arriving)
         return merge_states(states)
 
-    def report(self, step: Step) -> dict[str, Any]:
-        """Single entries that the last step attended to in DRAM, over its sequences: the mean over layers and KV heads;
-        those that come for later steps, and that it looked up in pools."""
-        if not self._taken:
-            return {}
-        counts = [
-            torch.stack([x[: step.seqs].sum() for x in own]).cpu() / own[0].shape[1] for own in self._taken.values()
-        ]
-        attended, later, cold = (torch.stack(counts).sum(0) / len(counts)).tolist()
-        more = {"later_entries": later, "cold_entries": cold}
-        return {"row_entries": attended, **{name: value for name, value in more.items() if value}}
-
     def release(self) -> None:
-        self._taken.clear()
         if self.staging is not None:
             self.staging.release()
         self._arriving = self._pieces = None

@@ -26,19 +26,14 @@ class Select(Part):
     fixes: ClassVar[dict[str, int]] = {}
     """Parameters of other parts that the rule works with one value of only."""
 
-    leaves: ClassVar[bool] = False
-    """Whether `pick` leaves attention running beside what follows, which is to come first on a GPU."""
-
     cache: KVCache = field(init=False, repr=False)
-    target = 0.0
-    """The error of attention's output that it promises to keep below; audited where it is above 0."""
 
     def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
         """Meets what it will pick from, after they were opened."""
         self.cache = cache
 
     def works(self, config: CacheConfig) -> frozenset[str]:
-        """The kinds of work (`types.KINDS`) that `pick` may return over such a cache; an executor must run each."""
+        """The kinds of work that `pick` may return over such a cache; an executor must run each."""
         return frozenset({"gpu", "host"} & config.provides)
 
     def most(self) -> int | None:

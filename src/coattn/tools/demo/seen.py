@@ -7,7 +7,7 @@ the rows that a step attends to, and the rows that a tier holds, are looked up a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -79,7 +79,8 @@ class Seen(Probe):
             self._count("gpu", self.names.find(layer, _rows(cache.gpu.memory[layer], selection.gpu, heads)))
         if selection.host is not None:
             assert cache.host is not None
-            memory = cache.host.memory[layer] if selection.host.memory is None else selection.host.memory
+            listed = cast("Tensor | PackedBlocks | None", selection.host.memory)
+            memory = cache.host.memory[layer] if listed is None else listed
             self._count(there, self.names.find(layer, _rows(memory, selection.host, heads)))
         if selection.rows is not None:
             rows = selection.rows
