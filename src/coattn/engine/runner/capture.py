@@ -65,8 +65,8 @@ class GraphRunner(EagerRunner):
         self._marks = [torch.zeros(3, 2, dtype=torch.int64, device=device) for device in self.devices]
         """Of each stage, on its GPU's clock, the first of each row: it has begun; all of its own work is done; what ran
         beside it is, too."""
-        self._beside = False
-        """Whether anything does."""
+        self._has_side_work = False
+        """Whether anything runs there."""
         self._armed = False
         """Whether a replay with a part for the CPU has begun and not ended well."""
         self._over: Any = None
@@ -76,7 +76,7 @@ class GraphRunner(EagerRunner):
         self._pools = self._new_pools()
         priority = FIRST if any(group.executor.overlaps for group in runtime.groups) else 0
         self._streams = [torch.cuda.Stream(device, priority) for device in self.devices]  # type: ignore[no-untyped-call]
-        self.fusion = Fusion(session)  # last: whoever fails to make a runner finds the weights as they were
+        self.fusion = Fusion(session)  # last: if making a runner fails, the weights are as they were
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
@@ -154,7 +154,7 @@ class GraphRunner(EagerRunner):
         for stage in reversed(range(len(self.devices))):
             started, done, joined = self._marks[stage][:, 0].tolist()
             stamps = [stamp for bridge in bridges if bridge.stage == stage for stamp in bridge.fetches()]
-            if host and self._beside:
+            if host and self._has_side_work:
                 stamps.append(("the recall", done, joined))
             crossings += on_host_clock(stamps, joined, begin, until)
             until -= joined - started
@@ -193,7 +193,7 @@ class GraphRunner(EagerRunner):
         from coattn.kernels.triton.handover import mark
 
         mark(self._marks[stage][1, :1])
-        self._beside = self.runtime.join_side(running) or self._beside
+        self._has_side_work = self.runtime.join_side(running) or self._has_side_work
         mark(self._marks[stage][2, :1])
 
     def _replay(self, running: RunningStep, captured: CapturedStep, rows: int, host: bool) -> None:

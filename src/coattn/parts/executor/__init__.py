@@ -1,1 +1,1 @@
-"""Who computes: the GPU, and whoever attends to what lies in DRAM. One file each."""
+"""Executors compute attention: the GPU, or what attends to DRAM. One file each."""
