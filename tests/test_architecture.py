@@ -62,13 +62,29 @@ def _callable(value: Any) -> bool:
     return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
 
 
+def own_flags(kind: type) -> set[str]:
+    """Public class attributes that are no methods, set or only declared: what a subclass or its owner fills in."""
+    data = {name for name, value in vars(kind).items() if not callable(value) and not _callable(value)}
+    return {name for name in data | set(inspect.get_annotations(kind)) if not name.startswith("_")}
+
+
 @pytest.mark.parametrize(
-    ("kind", "most"),
-    [(KVCache, 12), (Part, 7), (Index, 9), (Select, 7), (Executor, 7), (Schedule, 7), (Maintenance, 10), (Probe, 7)],
+    ("kind", "methods", "flags"),
+    [
+        (KVCache, 12, 1),
+        (Part, 7, 6),
+        (Index, 9, 5),
+        (Select, 4, 6),
+        (Executor, 4, 7),
+        (Schedule, 6, 2),
+        (Maintenance, 10, 11),
+        (Probe, 7, 1),
+    ],
 )
-def test_base_classes_are_small(kind: type, most: int) -> None:
+def test_base_classes_are_small(kind: type, methods: int, flags: int) -> None:
     """Of what an index and maintenance have, two are for steps that fail; maintenance has one more before a plan."""
-    assert len(own_methods(kind)) <= most, own_methods(kind)
+    assert len(own_methods(kind)) <= methods, own_methods(kind)
+    assert len(own_flags(kind)) <= flags, own_flags(kind)
 
 
 def test_a_cache_is_data() -> None:
@@ -103,10 +119,10 @@ def sources() -> list[tuple[str, ast.Module]]:
     return found
 
 
-def imports(module: ast.Module) -> list[str]:
-    """Modules of ours that are imported when a module is: not those for type checkers or inside functions."""
+def imports(module: ast.Module, everywhere: bool) -> list[str]:
+    """Modules of ours that are imported when a module is; everywhere: also for type checkers and inside functions."""
     found = []
-    for node in module.body:
+    for node in ast.walk(module) if everywhere else module.body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("coattn"):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found += [name.removeprefix("coattn").removeprefix(".") for name in names]
@@ -115,17 +131,20 @@ def imports(module: ast.Module) -> list[str]:
     return found
 
 
-def graph() -> dict[str, set[str]]:
+def graph(everywhere: bool = False) -> dict[str, set[str]]:
     known = dict(sources())
     found: dict[str, set[str]] = {}
     for name, module in known.items():
-        targets = {t if t in known else t.rpartition(".")[0] for t in imports(module)}
+        targets = {t if t in known else t.rpartition(".")[0] for t in imports(module, everywhere)}
         found[name] = {t for t in targets if t in known and t not in (name, "")}
     return found
 
 
-def test_no_circle_of_imports() -> None:
-    edges = graph()
+def room(name: str) -> str:
+    return name.split(".")[0]
+
+
+def assert_no_circle(edges: dict[str, set[str]]) -> None:
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -139,15 +158,51 @@ def test_no_circle_of_imports() -> None:
         visit(name, ())
 
 
-def test_at_most_three_imports_run_from_a_lower_floor_to_a_higher_one() -> None:
+def test_no_circle_of_imports() -> None:
+    assert_no_circle(graph())
+
+
+UPWARD = {("part", "cache"), ("types", "kernels")}
+"""Rooms that name types of a higher floor, for type checkers alone."""
+
+
+def test_imports_of_any_kind_run_downward_and_rooms_are_in_no_circle() -> None:
+    edges = graph(everywhere=True)
     floor = {name: i for i, names in enumerate(FLOORS) for name in names}
-    upward = [
-        (name, target)
-        for name, targets in graph().items()
-        for target in targets
-        if floor.get(name.split(".")[0], 99) < floor.get(target.split(".")[0], -1)
-    ]
-    assert len(upward) <= 3, upward
+    between = {(room(a), room(b)) for a, targets in edges.items() for b in targets if room(a) != room(b)}
+    assert {(a, b) for a, b in between if floor.get(a, 99) < floor.get(b, -1)} <= UPWARD
+    rooms: dict[str, set[str]] = {room(name): set() for name in edges}
+    for a, b in between - UPWARD:
+        rooms[a].add(b)
+    assert_no_circle(rooms)
+
+
+def test_at_most_fourteen_rooms() -> None:
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert len(rooms) <= 14, rooms
+    assert rooms <= {name for names in FLOORS for name in names}, "each has its floor"
+
+
+HANDED_IN = {"cli.serve": 1, "serve.engine": 1}
+"""Modules that put a function of theirs into another object, and how often."""
+
+
+def test_functions_are_handed_in_by_constructors() -> None:
+    """`other.hook = self.method`, a lambda, or a function of one's own, is a hook that no base class shows."""
+    found: dict[str, int] = {}
+    for name, module in sources():
+        defined = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+        functions = {f.name for f in defined if not any(ast.unparse(d) == "property" for d in f.decorator_list)}
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Assign):
+                continue
+            value = node.value
+            own = isinstance(value, ast.Attribute) and ast.unparse(value.value) == "self" and value.attr in functions
+            own |= isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in functions)
+            into = [x for x in node.targets if isinstance(x, ast.Attribute) and ast.unparse(x.value) != "self"]
+            if own and into:
+                found[name] = found.get(name, 0) + 1
+    assert all(count <= HANDED_IN.get(name, 0) for name, count in found.items()), found
 
 
 def test_no_part_asks_whether_it_is_captured() -> None:
