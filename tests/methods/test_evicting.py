@@ -155,7 +155,7 @@ def test_keeps_what_the_slow_rule_keeps(method: str, params: dict[str, Any], sof
 
 
 def test_the_queries_of_a_prompt_are_weighed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coattn.baselines.evicting.evict.PIECE", 50)
+    monkeypatch.setattr("coattn.baselines.evicting.evict.MAX_SCORES", 50)
     world = World("h2o", seqs=1, heavy=7, recent=5)
     world.step(40)
     world.step(1)

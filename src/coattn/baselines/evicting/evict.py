@@ -22,7 +22,7 @@ from coattn.parts.maintenance.entries.weighing import weights_over
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 
-PIECE = 1 << 24
+MAX_SCORES = 1 << 24
 """Scores that are computed at a time, of a KV head."""
 UNWEIGHED = 1e-30
 """Of a position: what an entry weighs whose queries nobody knows, so that the newest stay."""
@@ -103,7 +103,7 @@ class Evict(Maintenance):
             ids, rows = self._places(slot, length, layer)
             keys = self.cache.gpu.memory[layer][ids, :, 0, rows].transpose(0, 1)  # [kv_heads, n, d]
             found, place = torch.zeros(shape.kv_heads, length, device=q.device), torch.arange(length, device=q.device)
-            size = max(1, PIECE // (length * shape.q_heads // shape.kv_heads))
+            size = max(1, MAX_SCORES // (length * shape.q_heads // shape.kv_heads))
             for start in range(0, len(q), size):
                 some = q[start : start + size]
                 first = length - len(q) + start

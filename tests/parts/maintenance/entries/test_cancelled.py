@@ -45,7 +45,7 @@ class Gate:
     def __init__(self, patch: pytest.MonkeyPatch, stage: str) -> None:
         self.reached, self._stage, self._choice, self._calls = threading.Event(), STAGES[stage], None, 0
         self._heads: set[tuple[int, int]] = set()
-        patch.setattr(lists_module, "PIECE", 1)
+        patch.setattr(lists_module, "CHUNK_BYTES", 1)
         host, window, fill, run = module.weigh_host, module.weigh_window, EntryLists.fill, Choice.run
 
         def weigh_host(choice: Choice, layer: int) -> torch.Tensor:

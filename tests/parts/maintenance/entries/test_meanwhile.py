@@ -15,7 +15,7 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
-from coattn.parts.maintenance.entries import beside as beside_module
+from coattn.parts.maintenance.entries import background
 from coattn.parts.maintenance.entries import choosing as module
 from coattn.parts.maintenance.entries import lists as lists_module
 from coattn.parts.maintenance.entries.entries import QUERIES, Entries
@@ -86,7 +86,7 @@ def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPat
     for pieces in (True, False):
         with monkeypatch.context() as patch:
             if pieces:
-                patch.setattr(lists_module, "PIECE", 1)
+                patch.setattr(lists_module, "CHUNK_BYTES", 1)
             row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
             runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
             running = runtime.begin(Step.of((0,), (0,), (TOKENS,)))
@@ -137,7 +137,7 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
     maintenance, numbers = cast("Entries", runtime.groups[0].maintenance), torch.randn(TOKENS, KV * GROUP, D)
     with monkeypatch.context() as patch:
-        patch.setattr(lists_module, "PIECE", 1)
+        patch.setattr(lists_module, "CHUNK_BYTES", 1)
         patch.setattr(EntryLists, "fill", slowly)
         read(runtime, numbers)
         begin(maintenance)
@@ -160,7 +160,7 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may overwrite them at once."""
-    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(lists_module, "CHUNK_BYTES", 1)
     monkeypatch.setattr(module, "REST", 20.0)
     shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
@@ -279,7 +279,7 @@ class Rests:
             sleep(seconds)
 
         patch.setattr(EntryLists, "fill", noted)
-        patch.setattr(beside_module.time, "sleep", counted)
+        patch.setattr(background.time, "sleep", counted)
 
     def of(self, slot: int) -> list[tuple[float, bool, str]]:
         return [found[1:] for found in self.fills if found[0] == slot]
@@ -287,7 +287,7 @@ class Rests:
 
 def test_a_choice_that_alone_is_waited_for_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else decodes: the step makes it, with the pool, and the thread that stands back has no part in it."""
-    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(lists_module, "CHUNK_BYTES", 1)
     rests, own = Rests(monkeypatch), threading.current_thread().name
     with llm("hgca", window_blocks=1, max_batch=3) as engine:
         engine.generate(prompt(90, seed=2), greedy(3, ignore_eos=True))
@@ -298,7 +298,7 @@ def test_a_choice_that_alone_is_waited_for_never_rests(monkeypatch: pytest.Monke
 
 def test_a_choice_beside_others_rests_after_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the thread as long as anybody decodes. When the last of the others is gone, the step takes over midway."""
-    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(lists_module, "CHUNK_BYTES", 1)
     own, gone, want = threading.current_thread().name, threading.Event(), answers()[2]
     rests, plain = Rests(monkeypatch), module.weigh_host
 
@@ -328,7 +328,7 @@ def test_a_choice_beside_others_rests_after_every_piece(monkeypatch: pytest.Monk
 
 def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the pieces: each call would take the interpreter from the thread that runs the steps."""
-    monkeypatch.setattr(lists_module, "PIECE", 1)
+    monkeypatch.setattr(lists_module, "CHUNK_BYTES", 1)
     plain, grown, rests = Growing.grow, list[tuple[Any, ...]](), Rests(monkeypatch)
 
     def grow(memory: Growing, *given: Any) -> None:
@@ -357,10 +357,10 @@ def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytes
 def test_the_thread_keeps_off_the_workers(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is a CPU beside theirs and worker 0's."""
     asked: list[set[int]] = []
-    monkeypatch.setattr(beside_module.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(beside_module.os, "sched_setaffinity", lambda _, cpus: asked.append(cpus))
+    monkeypatch.setattr(background.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(background.os, "sched_setaffinity", lambda _, cpus: asked.append(cpus))
     monkeypatch.setattr("coattn.native.worker_cpus", lambda: workers)
-    thread = threading.Thread(target=beside_module.stand_back)
+    thread = threading.Thread(target=background.stand_back)
     thread.start()
     thread.join()
     assert asked == {3: [{0, 1}], 4: [], 2: [{0, 1, 2, 3}]}[len(workers)]

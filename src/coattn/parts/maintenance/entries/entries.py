@@ -23,7 +23,7 @@ from coattn.part import check_number
 from coattn.parts.index.averages import Averages
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.maintenance.entries.beside import Beside
+from coattn.parts.maintenance.entries.background import BackgroundChooser
 from coattn.parts.maintenance.entries.choosing import Choice
 from coattn.parts.maintenance.entries.lists import EntryLists, PendingAppend, spares
 from coattn.parts.maintenance.entries.weighing import addresses
@@ -33,9 +33,9 @@ from coattn.units import ceil_div
 
 QUERIES = 64
 """Last queries of a prompt or turn that choose."""
-LAG = 8
+LAG_STEPS = 8
 """Decode steps for which a block that leaves the window stays attended there."""
-ADDRESSES = 1 << 40
+ADDRESS_BYTES = 1 << 40
 """Bytes of addresses for the lists where nobody says how long sequences get."""
 
 
@@ -83,20 +83,20 @@ class Entries(Maintenance):
     """Sequences with a block that has to leave, and has not been chosen from yet."""
     _leaving: dict[int, PendingAppend] = field(init=False, repr=False, default_factory=dict)
     """Sequences with a block on its way to the lists."""
-    choosing: Beside = field(init=False, repr=False)
+    choosing: BackgroundChooser = field(init=False, repr=False)
     """Choices that are made beside the steps."""
 
     def __post_init__(self) -> None:
         check_number("capacity", self.capacity, 0, 1, above=True)
 
     def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
-        return MemoryPlan(lag_tokens=LAG, host_overhead=self.capacity)
+        return MemoryPlan(lag_tokens=LAG_STEPS, host_overhead=self.capacity)
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
-        self.choosing = Beside(self.busy, self._take_ahead)
+        self.choosing = BackgroundChooser(self.busy, self._take_ahead)
         self.table.watch(self.choosing)
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
@@ -106,7 +106,7 @@ class Entries(Maintenance):
         packed = self.host.form != "model"
         width = 16 if spec.tokens is None else max(1, spec.tokens // self.block)
         blocks = spec.seqs * (width + spares(packed))
-        most = ADDRESSES if spec.tokens is None else blocks * self.host.block_bytes
+        most = ADDRESS_BYTES if spec.tokens is None else blocks * self.host.block_bytes
         room = spec.ledger.room("host")
         self.lists = EntryLists(
             shape,
@@ -271,7 +271,7 @@ class Entries(Maintenance):
         """Starts the way of blocks that are to leave the window to the lists.
 
         Sequences of one length would all be at it in one step, and make it a long one: the others wait for the steps
-        that follow, as long as LAG allows. What they keep does not depend on how long they wait. One slot after
+        that follow, as long as LAG_STEPS allows. What they keep does not depend on how long they wait. One slot after
         another: tensors of many would be large enough for PyTorch to share them among threads, which would have to wait
         for the workers that spin on the same cores.
         """
@@ -286,7 +286,7 @@ class Entries(Maintenance):
             for slot, length in zip(step.slots, step.lengths, strict=True)
             if slot in self._waiting
         )
-        at_once, last = ceil_div(len(step.slots), LAG // 2), min(LAG, self.block)
+        at_once, last = ceil_div(len(step.slots), LAG_STEPS // 2), min(LAG_STEPS, self.block)
         for i, (filled, slot) in enumerate(reversed(waiting)):
             if i < at_once or filled >= last:
                 self._start(slot)

@@ -18,11 +18,11 @@ from coattn.units import ceil_div
 if TYPE_CHECKING:
     from coattn.native import Kept, Lists, Pending
 
-STEP = 8 << 20
+GROWTH_BYTES = 8 << 20
 """Bytes that the memory grows by at a time, at least, where there is room: touching new pages takes 4 ms."""
 AHEAD = 8
 """Once a prompt has been read, the memory becomes larger than its entries by one part in so many."""
-PIECE = 2 << 20
+CHUNK_BYTES = 2 << 20
 """Bytes that the memory grows by after a step that has left little of it: a huge page."""
 
 
@@ -164,7 +164,7 @@ class EntryLists:
 
     def blocks_of_piece(self) -> int:
         """Blocks that are written, or taken, at a time while others must not wait."""
-        return max(1, PIECE // self.block_bytes)
+        return max(1, CHUNK_BYTES // self.block_bytes)
 
     def keep(self, slot: int, first: int, kept: Tensor, weights: Tensor, source: Tensor) -> PendingAppend:
         """Adds the kept rows `[layers, kv_heads, block]` of one block to a slot's lists; the pool does it meanwhile.
@@ -318,7 +318,7 @@ class EntryLists:
             return ids
 
     def _grow(self, blocks: int, least: int = 0, alone: bool = False, touched: bool = True) -> None:
-        """least: blocks to grow by if it grows; otherwise as many as STEP holds. alone: without the pool.
+        """least: blocks to grow by if it grows; otherwise as many as GROWTH_BYTES holds. alone: without the pool.
 
         Not touched: pages come as they are written to.
         """
@@ -329,7 +329,7 @@ class EntryLists:
         if blocks <= have:
             return
         room = self.ledger.room("host")
-        wanted = max(blocks, have + (least or STEP // self.block_bytes))
+        wanted = max(blocks, have + (least or GROWTH_BYTES // self.block_bytes))
         if room is not None:
             wanted = min(wanted, have + room // self.block_bytes)
         wanted = max(blocks, min(wanted, self.capacity))

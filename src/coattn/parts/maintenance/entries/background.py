@@ -25,7 +25,7 @@ class Due(NamedTuple):
     marks: Marks
 
 
-class Beside:
+class BackgroundChooser:
     """Which sequences wait for a choice. All but what `_run` and `_ahead` do is on the thread that runs the steps.
 
     A choice becomes due when a prompt or turn has been read, and nothing is done then: somebody waits for its first
