@@ -24,7 +24,6 @@ from coattn.kernels.prompt.warm import warm
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
-from coattn_lab.bench.prompt_kernels import product_tflops
 
 PEER = "transformers"
 """Plain Transformers with its default attention and its own cache; the prompt in one call."""
@@ -114,6 +113,20 @@ def floor_s(model: Any, tokens: int) -> float:
         shape = Shape(device, dtype, layer.q_heads, layer.kv_heads, layer.head_dim, tokens, tokens, mask)
         attention += shape.flops / _fastest(shape)
     return float(linear / products / 1e12 + attention / 1e12)
+
+
+def product_tflops(device: torch.device, dtype: torch.dtype, width: int, inner: int) -> float:
+    """TFLOP/s of a large product `[rows, width] x [width, inner]`: the rate of a prompt's linear layers."""
+    rows = 8192 if device.type == "cuda" else 512
+    x, w = (torch.randn(size, device=device).to(dtype) for size in ((rows, width), (inner, width)))
+    fastest = float("inf")
+    for _ in range(5):
+        _synchronise(device)
+        start = time.perf_counter()
+        torch.nn.functional.linear(x, w)
+        _synchronise(device)
+        fastest = min(fastest, time.perf_counter() - start)
+    return 2 * rows * width * inner / fastest / 1e12
 
 
 def _fastest(shape: Shape) -> float:

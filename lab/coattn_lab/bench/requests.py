@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,32 +267,16 @@ def floor_s(model: Any, items: list[Item], max_batch: int) -> dict[str, float]:
     return {"prompts_s": prompts, "decode_s": decode, "floor_s": max(prompts + decode, last)}
 
 
-Run = Callable[[Any, str, dict[str, Any], list[Item], list[list[int]], Setting], dict[str, Any]]
-
-
 def rows_of(
-    model: Any,
-    methods: Sequence[tuple[str, dict[str, Any]]],
-    items: list[Item],
-    setting: Setting,
-    seed: int,
-    served: Run | None = None,
-) -> Any:
-    """Yields a row for each method, `refused` where it cannot run; with `served`, one more over HTTP."""
+    model: Any, methods: Sequence[tuple[str, dict[str, Any]]], items: list[Item], setting: Setting, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each method, `refused` where it cannot run."""
     prompts = prompts_of(items, int(model.config.vocab_size), seed)
     for method, params in methods:
-        runs = [run_method] if served is None or method == PEER else [run_method, served]
-        speed = None
-        for run in runs:
-            try:
-                if method == PEER:
-                    yield run_peer(model, items, prompts, setting)
-                    continue
-                row = run(model, method, params, items, prompts, setting)
-            except (CoattnError, torch.OutOfMemoryError) as error:
-                yield {"method": method, "params": params, "refused": " ".join(str(error).split())[:300]}
-                break
-            if speed and row["tokens_per_s"]:
-                row["llm_ratio"] = row["tokens_per_s"] / speed
-            speed = row["tokens_per_s"]
-            yield row
+        try:
+            if method == PEER:
+                yield run_peer(model, items, prompts, setting)
+            else:
+                yield run_method(model, method, params, items, prompts, setting)
+        except (CoattnError, torch.OutOfMemoryError) as error:
+            yield {"method": method, "params": params, "refused": " ".join(str(error).split())[:300]}

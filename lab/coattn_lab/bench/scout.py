@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from coattn.cache.blocks import layer_bytes
-from coattn.hf.architectures import describe_layers
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.types import LayerShape
-from coattn_lab.bench.decode import Bench, Case, Ready, Row
+from coattn_lab.bench.decode import Bench, Case, Ready
 from coattn_lab.bench.drift import Drift, noise_for
-from coattn_lab.bench.reused import reusing
 
 if TYPE_CHECKING:
     from coattn.parts.select.digest_top import DigestTop
@@ -91,19 +89,7 @@ class Fits:
 
 
 class ScoutBench(Bench):
-    """Adds what was picked to the notes: how much of it changes, how much the CPU has.
-
-    All rows have the same mapped memory, one after another.
-    """
-
-    def run(self, cases: list[Case], seconds: float) -> Iterator[Row]:
-        fits = Fits(describe_layers(self.model), None, None)
-        most = max((case.batch * fits.bytes(case)[1] for case in cases), default=0)
-        with reusing(most + (1 << 30), self.device) as memory:
-            for case in cases:
-                if memory is not None:
-                    memory.reset()
-                yield from super().run([case], seconds)
+    """Adds what was picked to the notes: how much of it changes, how much the CPU has."""
 
     def _after(self, case: Case, ready: Ready) -> dict[str, float]:
         rules = [group.select for group in ready.runtime.groups if "picks" in group.select.provides]

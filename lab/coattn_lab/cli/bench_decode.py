@@ -48,10 +48,11 @@ from coattn_lab.cli.groups import bench
 @seconds_option(10.0)
 @click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies in DRAM.")
 @click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
+@click.option("--turns", default=1, show_default=True, type=Count(1), help="Measure every row so often, in turns.")
 @click.option("--peers", is_flag=True, help="Add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @devices_options
-@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def decode(target: str | None, as_json: bool, **options: Any) -> None:
     """The decode step: ms and tokens/s of each method, beside the least time its bytes need on this machine."""
@@ -61,7 +62,6 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn.hf.division import choose_devices, choose_shares
     from coattn.hf.load import choose_device
     from coattn_lab.bench import decode as bench_decode
-    from coattn_lab.bench import figures
 
     asked = parse_devices(options.pop("devices"), options.pop("device_shares"))
     options["several"] = None if asked is None else (choose_devices(asked[0]), choose_shares(asked[1], len(asked[0])))
@@ -70,8 +70,8 @@ def decode(target: str | None, as_json: bool, **options: Any) -> None:
     if asked is not None and options["peers"]:
         raise ConfigError("--peers run on one device, but --devices is given.", "Leave one out.")
     options["device"] = choose_device(options["device"]) if asked is None else options["several"][0][0]
-    result = measure(plan(names, options, bench_decode), options, "decode", path)
-    save(path, result, figures.decode)
+    result = measure(plan(names, options, bench_decode) * options["turns"], options, "decode", path)
+    save(path, result)
     if as_json:
         print_json(result)
     else:

@@ -28,7 +28,7 @@ from coattn_lab.cli.groups import bench
 @seconds_option(10.0)
 @click.option("--peers", is_flag=True, help="Figure 12: add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     """The figures of the HGCA paper, with this machine's shapes and links in place of the paper's.
@@ -41,7 +41,6 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     13  time between tokens as a sequence grows; 15 the same, of long ones
     """
     from coattn.hf.load import choose_device
-    from coattn_lab.bench import figures
     from coattn_lab.bench import hgca as bench_hgca
     from coattn_lab.bench.peer import PEERS
 
@@ -60,7 +59,7 @@ def hgca(target: str | None, as_json: bool, **options: Any) -> None:
     }
     rows = result["rows"]
     result["speedups"] = bench_hgca.speedups(rows)
-    save(path, result, figures.hgca)
+    save(path, result)
     if as_json:
         print_json(result)
         return

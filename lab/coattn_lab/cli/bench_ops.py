@@ -1,4 +1,4 @@
-"""`coattn-lab bench ops` and `arena`: the CPU core, each figure beside a limit measured in the same run."""
+"""`coattn-lab bench ops`: the CPU core, each figure beside a limit measured in the same run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 @click.option(
     "--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs, unless other options say so."
 )
-@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def ops(target: str | None, as_json: bool, **options: Any) -> None:
     """The CPU kernels: KV GB/s beside the random-gather limit and beside PyTorch's attention on the same work."""
@@ -44,7 +44,6 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
 
     from coattn import native
     from coattn.provenance import provenance
-    from coattn_lab.bench import figures
     from coattn_lab.bench import ops as bench_ops
 
     if options["quick"]:
@@ -66,7 +65,7 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
         "mib": options["mib"],
         **provenance(),
     }
-    save(path, result, figures.ops if any(row["kernel"] == "attend" for row in rows) else None)
+    save(path, result)
     if as_json:
         print_json(result)
     else:
@@ -158,30 +157,3 @@ def show(result: dict[str, Any]) -> None:
             f"{floor['steal_ms']:.0f} ms",
             highlight=False,
         )
-
-
-@bench.command()
-@click.option("--gib", default=1.0, show_default=True, type=Number(0.01), help="Size of the arena.")
-@click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
-@json_option
-def arena(gib: float, no_torch: bool, as_json: bool) -> None:
-    """How fast an arena is ready (mapped, touched, registered), beside pinned memory from PyTorch of the same size."""
-    from coattn.provenance import provenance
-    from coattn_lab.bench.arena import measure
-
-    result = {**measure(int(gib * (1 << 30)), not no_torch), **provenance()}
-    if as_json:
-        print_json(result)
-        return
-    peer = (
-        ""
-        if no_torch
-        else (f"; {result['torch_s']:.2f} s from PyTorch ({result['torch_kind']}), {result['ratio']:.1f} times as long")
-    )
-    out.print(
-        f"{gib:g} GiB ready in {result['arena_s']:.2f} s (touching {result['touch_s']:.2f}, registering "
-        f"{result['register_s']:.2f}; {result['huge_share']:.0%} on huge pages){peer}",
-        highlight=False,
-    )
-    if result["not_registered"]:
-        out.print(f"not registered with CUDA: {result['not_registered']}", highlight=False)

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from coattn.cli.options import Count, json_option
 from coattn.cli.output import out, print_json, progress, save, writable
+from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
-from coattn_lab.cli.bench_prompt_kernels import chunk_sizes
 from coattn_lab.cli.groups import bench
 
 
@@ -95,3 +95,13 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
             "yes" if row["same_top"] else "no", format_bytes(row["gpu_kv_peak"]), format_bytes(row["host_kv_peak"]),
         )  # fmt: skip
     out.print(table)
+
+
+def chunk_sizes(value: str) -> list[int | None]:
+    """`"2048,whole"` -> `[2048, None]`."""
+    found: list[int | None] = []
+    for part in value.split(","):
+        if part != "whole" and not (part.isdigit() and int(part) > 0):
+            raise ConfigError(f"{part!r} is not a chunk.", "Write tokens or `whole`, with commas, like 2048,whole.")
+        found.append(None if part == "whole" else int(part))
+    return found

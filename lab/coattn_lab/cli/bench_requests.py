@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ from rich.table import Table
 
 from coattn.cli.options import Count, Number, is_given, json_option, parse_settings
 from coattn.cli.output import keep, out, print_json, progress, save, writable
-from coattn.cli.serve import check_serve
-from coattn.errors import ConfigError, InputError
+from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.units import format_bytes, parse_bytes
 from coattn_lab.cli.groups import bench
@@ -47,10 +44,8 @@ from coattn_lab.cli.groups import bench
 @click.option("--wrong", default=0.05, show_default=True, type=Number(0, 1), help="With --change: scores mispredicted.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--http", is_flag=True, help="Also serve every method over HTTP, to clients in another process.")
-@click.option("--url", help="Also send the requests to this server; COATTN_API_KEY holds its key.")
 @click.option("--no-floor", is_flag=True, help="Leave the floor out, and the measurements it needs.")
-@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a timeline beside it.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def requests(target: str | None, as_json: bool, **options: Any) -> None:
     """Time to the first token and between tokens, tokens/s, queueing and preemptions of a stream of requests."""
@@ -60,19 +55,12 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
     if options["max_batch"] > MOST_BATCH:
         raise ConfigError(f"--max-batch is {options['max_batch']:,}.", f"Give {MOST_BATCH:,} or less.")
 
-    if options["http"] and options["change"] is not None:
-        raise ConfigError("Both --http and --change are given.", "Leave one out: a server's picks are not driven.")
-    if options["http"]:
-        check_serve()
-    if options["url"] is not None:
-        check_reached(options["url"])
-
     from coattn.hf.load import choose_device, choose_dtype, load
     from coattn.hf.random_model import random_model
     from coattn.method.table import find_method
     from coattn.provenance import provenance
-    from coattn_lab.bench import http, request_figure, stream
     from coattn_lab.bench import requests as bench_requests
+    from coattn_lab.bench import stream
 
     names = options["methods"].split(",")
     params = parse_settings(options["settings"])
@@ -98,17 +86,13 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
     floor = None if options["no_floor"] else bench_requests.floor_s(model, items, setting.max_batch)
     rows: list[dict[str, Any]] = []
-    with progress("rows", len(methods) * (2 if options["http"] else 1)) as bar:
-        served = http.run_served if options["http"] else None
-        for row in bench_requests.rows_of(model, methods, items, setting, options["seed"], served):
+    with progress("rows", len(methods)) as bar:
+        for row in bench_requests.rows_of(model, methods, items, setting, options["seed"]):
             if floor is not None and "total_s" in row:
                 row["floor_ratio"] = row["total_s"] / floor["floor_s"]
             rows.append(row)
             keep(path, rows=rows)
             bar.advance(bar.task_ids[0])
-    if options["url"]:
-        prompts = bench_requests.prompts_of(items, int(model.config.vocab_size), options["seed"])
-        rows.append(http.run_url(options["url"], os.environ.get("COATTN_API_KEY"), items, prompts))
     simulated = ["random tokens"] if options["model"] else ["random weights", "random tokens"]
     if any(row.get("driven") for row in rows):
         simulated.append(f"driven picks: {setting.change:.1%} of the blocks change in a step, "
@@ -126,33 +110,17 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         "simulated": simulated,
         **provenance(),
     }
-    save(path, result, request_figure.draw if any(row.get("timeline") for row in rows) else None)
+    save(path, result)
     if as_json:
         print_json(result)
         return
     show(result)
 
 
-def check_reached(url: str) -> None:
-    """Raises where no server answers at `url`, whatever it says, before the work."""
-    import urllib.error
-    import urllib.request
-
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url is {url!r}, which is not an http address.", "Write it like http://127.0.0.1:8000.")
-    try:
-        urllib.request.urlopen(url, timeout=10).close()
-    except urllib.error.HTTPError:
-        return
-    except (OSError, ValueError, HTTPException) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())
-        raise InputError(f"{url} cannot be reached: {reason}.", "Is the server running?") from None
-
-
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
     table = Table(title=f"{result['model']}, {len(result['stream'])} requests, {'; '.join(result['simulated'])}")
-    for name in ("method", "seconds", "x floor", "tokens/s", "x LLM", "first token, s", "p99", "between, ms", "p99",
+    for name in ("method", "seconds", "x floor", "tokens/s", "first token, s", "p99", "between, ms", "p99",
                  "queue, s", "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in result["rows"]:
@@ -160,9 +128,9 @@ def show(result: dict[str, Any]) -> None:
             table.add_row(row["method"], row["refused"])
             continue
         table.add_row(
-            row["method"] + (" over HTTP" if "over" in row else ""), _number(row["total_s"], ".2f"),
+            row["method"], _number(row["total_s"], ".2f"),
             _number(row.get("floor_ratio"), ".2f"),
-            _number(row["tokens_per_s"], ",.1f"), _number(row.get("llm_ratio"), ".3f"),
+            _number(row["tokens_per_s"], ",.1f"),
             _number(row["ttft_median_s"], ".2f"),
             _number(row["ttft_p99_s"], ".2f"),
             _number(row["between_median_s"], ".1f", 1e3), _number(row["between_p99_s"], ".1f", 1e3),

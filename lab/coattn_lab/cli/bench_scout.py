@@ -40,7 +40,7 @@ ON_A_MODEL = ("6", "table1")
 @click.option("--prefill", default=4096, show_default=True, type=Count(1), help="Tokens of it that are read.")
 @click.option("--decode", default=128, show_default=True, type=Count(1), help="Decode steps that follow.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--out", "target", metavar="FILE", help="Also write the JSON there, and a figure beside it.")
+@click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def scout(target: str | None, as_json: bool, **options: Any) -> None:
     """The figures of the ScoutAttention paper, with this machine's shapes and links in place of the paper's.
@@ -62,7 +62,6 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn.hf.load import choose_device
     from coattn.method.row import compose
     from coattn.method.table import find_method
-    from coattn_lab.bench import figures
     from coattn_lab.bench import scout as bench_scout
 
     path, figure = writable(target), options["figure"]
@@ -78,7 +77,7 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     else:
         result = speed(figure, {**options, "device": choose_device(options["device"])}, path)
     result = {"figure": figure, **result}
-    save(path, result, figures.decode if "rows" in result else None)
+    save(path, result)
     if as_json:
         print_json(result)
     elif "rows" in result:

@@ -22,14 +22,13 @@ def attention(**options: Any) -> None:
     """Where a model's attention lies on a text: full attention, looked at step by step.
 
     How many entries hold most of the mass, per layer and head; how many of the best blocks change from step to step;
-    how close a query predicted one layer ahead is to the real one. --out also writes one figure for each.
+    how close a query predicted one layer ahead is to the real one.
     """
     if options["budget"] < options["block"]:
         raise InputError("--budget is less than a --block.", "Give --budget as a multiple of --block.")
     target, subject = writable(options["target"]), prepare(options)
 
     from coattn.provenance import provenance
-    from coattn_lab.evaluate import attention_figures
     from coattn_lab.evaluate.attention import analyse
     from coattn_lab.evaluate.results import write_json
 
@@ -53,8 +52,7 @@ def attention(**options: Any) -> None:
     }
     if target is not None:
         write_json(target, result)
-        figures = " and ".join(map(str, attention_figures.draw(result, target)))
-        err.print(f"wrote {target} and {figures}", soft_wrap=True)
+        err.print(f"wrote {target}", soft_wrap=True)
     if options["as_json"]:
         print_json(result)
     else:

@@ -7,11 +7,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.evaluate import Subject, prepare
+from coattn.cli.evaluate import Subject, prepare, text_options
 from coattn.cli.options import Number, parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import ConfigError
-from coattn_lab.cli.groups import evaluate, resumed_options
+from coattn_lab.cli.groups import evaluate
 
 QUALITIES = (0.9, 0.95, 0.98, 0.99, 0.999)
 
@@ -22,7 +22,7 @@ QUALITIES = (0.9, 0.95, 0.98, 0.99, 0.999)
     help="A quality to run; repeatable.",
 )  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of auto; repeatable.")
-@resumed_options
+@text_options
 def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: Any) -> None:
     """What `auto` promises and audits, beside the truth: every layer, KV head and step measured.
 
@@ -41,7 +41,6 @@ def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: An
     wanted = {f"{q:g}": compose(METHODS["auto"], **{**params, "quality": q}) for q in sorted(set(qualities))}
     target, subject = writable(options["target"]), prepare(options)
 
-    from coattn_lab.evaluate.audited_figure import draw
     from coattn_lab.evaluate.results import Results
 
     config = {"evaluation": "audit", **subject.config(), "params": params, "rows_wanted": list(wanted)}
@@ -50,8 +49,7 @@ def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: An
     run(subject, results, wanted)
     result = results.finish(list(wanted))
     if target is not None:
-        draw(result, target.with_suffix(".png"))
-        err.print(f"wrote {target} and {target.with_suffix('.png')}", soft_wrap=True)
+        err.print(f"wrote {target}", soft_wrap=True)
     if options["as_json"]:
         print_json(result)
     else:

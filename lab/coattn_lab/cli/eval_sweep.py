@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from rich.table import Table
 
-from coattn.cli.evaluate import Subject, prepare
+from coattn.cli.evaluate import Subject, prepare, text_options
 from coattn.cli.options import parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.text import default_text
-from coattn_lab.cli.groups import evaluate, resumed_options
+from coattn_lab.cli.groups import evaluate
 
 if TYPE_CHECKING:
     from coattn_lab.evaluate.sized import Files
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--files", metavar="DIR", help="Where what is calibrated lies; default: beside --out, or in a folder that is lost."
 )
-@resumed_options
+@text_options
 def sweep(rows: tuple[str, ...], budget: str | None, like: tuple[str, ...], files: str | None, **options: Any) -> None:
     """Perplexity and fidelity of many rows on the same windows, beside full attention, which is read once.
 
@@ -81,7 +81,6 @@ def sweep_rows(
     """Sizes the rows, runs those that are missing, writes the result, prints it."""
     from coattn_lab.evaluate.results import Results
     from coattn_lab.evaluate.sized import Files, at_budgets
-    from coattn_lab.evaluate.sweep_figure import draw
 
     def say(text: str) -> None:
         err.print(text, soft_wrap=True, highlight=False)
@@ -97,8 +96,7 @@ def sweep_rows(
     run(subject, results, wanted, files)
     result = results.finish(list(wanted))
     if target is not None:
-        draw(result, target.with_suffix(".png"))
-        err.print(f"wrote {target} and {target.with_suffix('.png')}", soft_wrap=True)
+        err.print(f"wrote {target}", soft_wrap=True)
     if as_json:
         print_json(result)
     else:

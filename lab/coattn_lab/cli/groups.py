@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
-
-from coattn.cli.evaluate import text_options
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True})
 def lab() -> None:
-    """Measurements of coattn itself: papers' figures, task suites, peers, driven benchmarks.
+    """Measurements of coattn: papers' figures, task suites, peers, driven benchmarks.
 
     Results name the commit they were made from. COATTN_COMMIT=SHA says it where the source was copied without its
     history.
@@ -26,8 +22,3 @@ def bench() -> None:
 @lab.group("eval")
 def evaluate() -> None:
     """Measure what methods cost in quality."""
-
-
-def resumed_options(command: Any) -> Any:
-    """`text_options` of a command whose --out goes on from a run that was cut off."""
-    return text_options(command)

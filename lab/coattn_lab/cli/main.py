@@ -5,16 +5,13 @@ from __future__ import annotations
 from coattn.cli.main import run_group
 from coattn_lab.cli import (
     bench_decode,
-    bench_hcattention,
     bench_hgca,
     bench_ops,
     bench_prefill,
-    bench_prompt_kernels,
     bench_requests,
     bench_scout,
     eval_attention,
     eval_audit,
-    eval_bench,
     eval_sweep,
     eval_table,
     eval_tasks,
@@ -23,16 +20,13 @@ from coattn_lab.cli.groups import lab
 
 __all__ = [
     "bench_decode",
-    "bench_hcattention",
     "bench_hgca",
     "bench_ops",
     "bench_prefill",
-    "bench_prompt_kernels",
     "bench_requests",
     "bench_scout",
     "eval_attention",
     "eval_audit",
-    "eval_bench",
     "eval_sweep",
     "eval_table",
     "eval_tasks",

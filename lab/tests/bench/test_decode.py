@@ -16,52 +16,7 @@ from coattn.hf.random_model import random_model
 from coattn_lab.bench.decode import Bench, Case, Row, simulated
 from coattn_lab.bench.scout import driven
 
-KEYS = {
-    "method",
-    "shapes",
-    "batch",
-    "context",
-    "ms_per_step",
-    "p99_ms",
-    "tokens_per_s",
-    "floor_ms",
-    "gpu_idle",
-    "idle_cpu",
-    "idle_pcie",
-    "idle_steps",
-    "settings",
-    "dtype",
-    "gpu_budget",
-    "host_budget",
-    "kept_share",
-    "simulated",
-    "cpu_ratio",
-    "gpu_kv_bytes",
-    "host_kv_bytes",
-}
 TINY = ("--shapes", "tiny", "--device", "cpu")
-
-
-@pytest.mark.slow
-def test_decode_rows(tmp_path: Path) -> None:
-    target = tmp_path / "decode.json"
-    few = ("--batch", "1,2", "--context", "300", "--steps", "6", "--seconds", "0.1")
-    done = coattn_lab("bench", "decode", *TINY, *few, "--resident", "--peers", "--out", str(target), "--json")
-    result = json.loads(done.stdout)
-    assert {"hbm_gbps", "pcie_gbps", "dram_gbps"} <= set(result["limits"])
-    assert all(set(row) >= KEYS for row in result["rows"])
-    rows = {(row["method"], row["batch"], "window_blocks" in row["params"]): row for row in result["rows"]}
-    assert len(rows) == 2 * (3 + 2 + 1)
-    assert rows["cpu", 2, False]["cpu_ratio"] > 0.9 > rows["cpu", 2, True]["cpu_ratio"] == 0
-    assert rows["offload", 1, False]["host_kv_bytes"] > 0 == rows["full", 1, False]["host_kv_bytes"]
-    assert all(row["simulated"] == ["random weights", "random keys and values"] for row in result["rows"])
-    assert rows["cpu", 1, False]["settings"]["block"] == 32
-    assert rows["full", 1, False]["gpu_idle"] is None  # nobody measured it: there is no GPU
-    assert (len(result["tree"]), result["commit"] is None or len(result["commit"]) >= 40) == (16, True)
-    assert "transformers-full" in {row["method"] for row in result["rows"]}
-    assert "/" not in result["command"]
-    assert json.loads(target.read_text()) == result
-    assert target.with_suffix(".png").stat().st_size > 5000
 
 
 def test_what_is_assumed_or_driven_is_said() -> None:

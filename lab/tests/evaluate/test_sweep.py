@@ -53,7 +53,6 @@ def test_exact_rows_have_a_ratio_of_one_and_others_say_what_they_keep(folder: Pa
     assert lossy["attended_host"] < exact["attended_host"]
     assert recent["attended_gpu"] == 16
     assert lossy["context_bytes"] < exact["context_bytes"]
-    assert target.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     again = run(folder, *rows, "--out", str(target))
     assert again["rows"] == list(found.values())
 

@@ -190,7 +190,6 @@ class Settled:
 
 def settle(row: Row, share: float, size: Size) -> Settled:
     """A row whose GPU bytes meet `share` of all KV, by the parameters that its user left alone. Takes no memory."""
-    assert row.composed is not None, "plain Transformers has no size"
     sizing = SIZINGS.get(row.composed.method.name, Sizing(why="nobody has said which of its parameters is its size"))
     given = _given(row)
     budget = int(share * size.whole)

@@ -20,7 +20,6 @@ Say = Callable[[str], None]
 
 def calibrated(row: Row, loaded: Loaded, text: Text, folder: Path, say: Say) -> Row:
     """The row with the files that it lacks. folder: where they lie, and are found again."""
-    assert row.composed is not None, "plain Transformers reads no files"
     params = row.composed.params
     lacking = [name for name in FILES if name in params and params[name] is None]
     if not lacking or (lacking == ["codebook"] and params["groups"] == 0):

@@ -19,7 +19,6 @@ from coattn.hf.load import Loaded
 from coattn.tools.evaluate.fidelity import kl_divergence
 from coattn_lab.evaluate.tasks.reading import Held
 from coattn_lab.evaluate.tasks.summary import interval
-from coattn_lab.evaluate.tasks.turns import NoTurns, Turns
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,19 @@ def choose(held: Sequence[Held], steps: int, most: int) -> tuple[Held, ...]:
 
 
 @torch.no_grad()
-def refer(
-    loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int, turns: Turns | None = None
-) -> Reference:
+def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int) -> Reference:
     """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
     batch = min(batch, len(held))
     with LLM(loaded, "full", max_batch=batch, max_length=most, sizes=(batch,), reuse=False) as llm:
-        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps, turns)]
+        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps)]
     answers = tuple(tuple(int(logits.argmax()) for logits in each) for each in found)
     return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
 
 
 @torch.no_grad()
-def compare(runner: Runner, reference: Reference, batch: int, turns: Turns | None = None) -> dict[str, Any]:
+def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
     """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty."""
-    own = _all(runner, reference.held, batch, reference.answers, reference.steps, turns)
+    own = _all(runner, reference.held, batch, reference.answers, reference.steps)
     kls, same = [], []
     for logits, exact in zip(own, reference.logits, strict=True):
         mine = torch.stack(logits)
@@ -81,17 +78,16 @@ def _all(
     batch: int,
     answers: Sequence[Sequence[int]] | None,
     steps: int,
-    turns: Turns | None,
 ) -> Iterator[list[Tensor]]:
     """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time."""
     for start in range(0, len(held), batch):
         some = held[start : start + batch]
         own = None if answers is None else answers[start : start + batch]
-        yield from _batch(runner, some, own, steps, NoTurns() if turns is None else turns)
+        yield from _batch(runner, some, own, steps)
 
 
 def _batch(
-    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int, turns: Turns
+    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int
 ) -> list[list[Tensor]]:
     """Questions end together, so that the steps after them are of all prompts.
 
@@ -103,7 +99,6 @@ def _batch(
     fed = [list(each.ask.ids[each.ask.split :]) for each in held]
     try:
         for slot, each in enumerate(held):
-            turns.work()
             runner.import_kv(slot, each.fed, 0, len(each.fed.tokens))
             stored[slot] = len(each.fed.tokens)
             if len(fed[slot]) > 1:
@@ -114,7 +109,6 @@ def _batch(
         for at in range(longest + steps - 1):
             now = [slot for slot in range(len(held)) if at >= late[slot]]
             tokens = [fed[slot][at - late[slot]] for slot in now]
-            turns.work()
             logits = runner.decode(now, tokens, [stored[slot] for slot in now])
             for slot in now:
                 stored[slot] += 1

@@ -75,15 +75,14 @@ def prepare(loaded: Loaded, plan: run.Plan, asked: Asked, files: Path, say: Say)
     for share in asked.budgets or (None,):  # all rows at the first budget come first
         for row in asked.rows:
             made = row
-            if row.composed is not None:
-                if "codebook" not in row.composed.params:  # codebooks go by the size, all others before it
-                    made = calibrated(made, loaded, asked.text, files, say)
-                if share is not None:
-                    settled = budgets.settle(made, share, size)
-                    made = settled.row
-                    if made.name not in found:
-                        say(budgets.describe(settled, size))
+            if "codebook" not in row.composed.params:  # codebooks go by the size, all others before it
                 made = calibrated(made, loaded, asked.text, files, say)
+            if share is not None:
+                settled = budgets.settle(made, share, size)
+                made = settled.row
+                if made.name not in found:
+                    say(budgets.describe(settled, size))
+            made = calibrated(made, loaded, asked.text, files, say)
             found.setdefault(made.name, made)
     return sorted(found.values(), key=lambda row: row.name != "full")
 

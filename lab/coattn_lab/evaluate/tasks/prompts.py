@@ -13,7 +13,7 @@ from typing import Any
 
 from coattn.errors import InputError
 from coattn.tools.evaluate.haystack import PLACE
-from coattn_lab.evaluate.tasks.rules import RULES
+from coattn_lab.evaluate.tasks.rules import RAW, RULES
 
 FORMAT = 1
 HOW = "Make it with `coattn-lab eval tasks make`."
@@ -107,7 +107,7 @@ def encode(prompt: Prompt, tokenizer: Any, chat: bool = True) -> tuple[list[int]
     The text is cut into tokens as one, so both modes have the same tokens; one across the border is the question's.
     """
     before, behind, special = "", "", True
-    if chat and getattr(tokenizer, "chat_template", None):
+    if chat and prompt.rule not in RAW and getattr(tokenizer, "chat_template", None):
         messages = [{"role": "user", "content": PLACE}]
         shown = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         before, found, behind = shown.partition(PLACE)

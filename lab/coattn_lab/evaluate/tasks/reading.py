@@ -14,7 +14,6 @@ from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled, prefill_ends
 from coattn_lab.evaluate.tasks.prompts import Prompt, encode
-from coattn_lab.evaluate.tasks.turns import NoTurns, Turns
 
 MODES = ("read", "fed")
 """`read`: the question is read with the prompt, as the papers do. `fed`: it is fed under the method, a token a step."""
@@ -90,13 +89,10 @@ def read_all(
     asks: Sequence[Ask],
     loaded: Loaded,
     progress: Callable[[int], None] | None = None,
-    turns: Turns | None = None,
 ) -> Iterator[Held]:
     """Reads prompts one after the other; their KV stays where the model is. progress: tokens read."""
     device = loaded.model.get_input_embeddings().weight.device
-    turns = NoTurns() if turns is None else turns
     for ask in asks:
-        turns.work()
         chunk = CHUNK if device.type == "cuda" else len(ask.ids)
         read, fed = prefill_ends(loaded.model, list(ask.ids), (len(ask.ids), ask.split), chunk, device)
         if progress is not None:

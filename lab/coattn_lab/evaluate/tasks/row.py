@@ -13,8 +13,7 @@ class Row:
     """A method with its parameters as the user wrote it; gpu_share: its GPU memory, of what full attention takes."""
 
     name: str
-    composed: Composed | None
-    """None: plain Transformers, without coattn."""
+    composed: Composed
     gpu_share: float | None = None
     budget: float | None = None
     """The share of the KV that its size was set to meet, where somebody did."""

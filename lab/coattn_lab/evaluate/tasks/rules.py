@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from coattn_lab.evaluate import scores
 from coattn_lab.evaluate.scores import match_all, match_part
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f]")
@@ -32,11 +33,46 @@ def first_word(answer: str, outputs: Sequence[str]) -> float:
     return float(found is not None and found.group().lower() in {each.lower() for each in outputs})
 
 
-RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
+Rule = Callable[[str, Sequence[str]], float]
+
+
+def best(score: Callable[[str, str], float]) -> Rule:
+    """The best score against any of the right answers."""
+    return lambda answer, outputs: max(score(answer, truth) for truth in outputs)
+
+
+def first_line(rule: Rule) -> Rule:
+    """Few-shot answers are judged by their first line."""
+    return lambda answer, outputs: rule(answer.lstrip("\n").split("\n")[0], outputs)
+
+
+def classified(answer: str, outputs: Sequence[str]) -> float:
+    """outputs: the right class, then all classes."""
+    return scores.classification(answer, outputs[0], outputs[1:])
+
+
+LONGBENCH: dict[str, Rule] = {
+    "qa_f1": best(scores.qa_f1),
+    "qa_f1_zh": best(scores.qa_f1_zh),
+    "rouge": best(scores.rouge),
+    "rouge_zh": best(scores.rouge_zh),
+    "classification": classified,
+    "retrieval": best(scores.retrieval),
+    "count": best(scores.count),
+    "code_similarity": best(scores.code_similarity),
+}
+FIRST_LINE = {f"{name}_line": first_line(rule) for name, rule in LONGBENCH.items()}
+RULES: dict[str, Rule] = {
     "all": match_all_of,
     "part": match_any_of,
     "first_word": first_word,
+    **LONGBENCH,
+    **FIRST_LINE,
 }
+GROWING = ("all", "part")
+"""Rules under which a longer answer never scores less."""
+RAW = frozenset({*FIRST_LINE, "code_similarity"})
+"""Rules of prompts that go on with a text, few-shot and code: no chat template goes around them."""
 
 
 def score(rule: str, answer: str, outputs: Sequence[str]) -> float:
@@ -52,4 +88,4 @@ def is_decided(rule: str, answer: str, outputs: Sequence[str]) -> bool:
     if rule == "first_word":
         found = WORD.search(answer)
         return found is not None and found.end() < len(answer)
-    return score(rule, answer, outputs) == 1
+    return rule in GROWING and score(rule, answer, outputs) == 1

@@ -5,33 +5,28 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coattn.errors import BudgetError, CoattnError, ConfigError
-from coattn.hf.architectures import describe_layers
 from coattn.hf.converted import sha256_of
 from coattn.hf.load import Loaded
 from coattn.units import parse_share
-from coattn_lab.bench.reused import Reused, reusing
 from coattn_lab.evaluate.results import Results, describe
 from coattn_lab.evaluate.sweep import expand
-from coattn_lab.evaluate.tasks import following, plain
+from coattn_lab.evaluate.tasks import following
 from coattn_lab.evaluate.tasks.calibrated import FILES
 from coattn_lab.evaluate.tasks.prompts import PromptFile
-from coattn_lab.evaluate.tasks.reading import MODES, Ask, Held, encode_all, kv_bytes, read_all, waves
+from coattn_lab.evaluate.tasks.reading import MODES, Ask, Held, encode_all, read_all, waves
 from coattn_lab.evaluate.tasks.row import Row
 from coattn_lab.evaluate.tasks.running import Running, ask_name, run_row
 from coattn_lab.evaluate.tasks.summary import summarise
-from coattn_lab.evaluate.tasks.turns import NoTurns, Turns
 
 SAVE = 5.0
 """Seconds between two writes of a row's file: what is lost when a run is cut off."""
-SLACK = 64 << 20
-"""Bytes beside the KV of a batch: memory is handed out in pieces of whole pages."""
 Progress = Callable[[str, int], None]
 """`(what is done, by how much the bar advances)`; tokens of prompts are counted, read and answered."""
 
@@ -39,8 +34,7 @@ Progress = Callable[[str, int], None]
 def parse_rows(texts: Sequence[str], parse: Any) -> list[Row]:
     """`full,scout,budget=1024|2048,quest` -> rows; what has an equals sign belongs to the row before it.
 
-    `gpu_share=1/8` is no parameter of a method: it is the row's GPU memory, as a share of the KV. `transformers` is no
-    method: it is the model's own `generate`.
+    `gpu_share=1/8` is no parameter of a method: it is the row's GPU memory, as a share of the KV.
     """
     specs: list[list[str]] = []
     for word in (word.strip() for text in texts for word in text.split(",")):
@@ -59,8 +53,6 @@ def parse_rows(texts: Sequence[str], parse: Any) -> list[Row]:
 
 
 def _rows(spec: list[str], parse: Any) -> list[Row]:
-    if spec == [plain.NAME]:
-        return [Row(plain.NAME, None)]
     shares: list[str | None] = [None]
     for word in spec[1:]:
         if word.startswith("gpu_share="):
@@ -97,15 +89,10 @@ class Plan:
     model_sha256: str | None
     kl: int = 0
     """Tokens of full attention's answers along which rows are compared with it; 0: they are not."""
-    turns: Turns = field(default_factory=NoTurns)
 
-    def modes_of(self, row: Row) -> tuple[str, ...]:
-        """Plain Transformers reads questions; it has no steps to feed them in."""
-        return self.modes if row.composed is not None else ("read",)
-
-    def order(self, row: Row) -> list[str]:
+    def order(self) -> list[str]:
         """Names of all answers of a row."""
-        return [ask_name(ask.prompt, mode) for ask in self.asks for mode in self.modes_of(row)]
+        return [ask_name(ask.prompt, mode) for ask in self.asks for mode in self.modes]
 
     def config(self, row: Row) -> dict[str, Any]:
         """All that decides a row's outcome."""
@@ -114,7 +101,7 @@ class Plan:
             "model": self.loaded.name,
             "model_sha256": self.model_sha256,
             "dtype": str(self.loaded.model.dtype).removeprefix("torch."),
-            **({"method": row.name} if row.composed is None else _described(row)),
+            **_described(row),
             "named": row.name,
             "gpu_share": row.gpu_share,
             "budget": row.budget,
@@ -124,7 +111,7 @@ class Plan:
             "made": {key: self.prompts.about.get(key) for key in ("command", "commit", "sources")},
             "lengths": sorted({ask.prompt.length for ask in self.asks}),
             "prompt_count": len(self.asks),
-            "modes": list(self.modes_of(row)),
+            "modes": list(self.modes),
             "chat": self.chat,
             "whole_answers": self.whole,
         }
@@ -132,7 +119,6 @@ class Plan:
 
 def _described(row: Row) -> dict[str, Any]:
     """Files by their names alone: where they lie decides nothing."""
-    assert row.composed is not None
     found = describe(row.composed)
     params = {k: Path(v).name if k in FILES and v is not None else v for k, v in found["params"].items()}
     return {**found, "params": params}
@@ -140,7 +126,7 @@ def _described(row: Row) -> dict[str, Any]:
 
 def _files(row: Row) -> dict[str, Any] | None:
     """What the files of a row hold, and what they were made of where that is known."""
-    params = {} if row.composed is None else row.composed.params
+    params = row.composed.params
     named = {name: Path(params[name]) for name in FILES if params.get(name)}
     known = {name: sha256_of(path) for name, path in named.items() if path.is_file()}
     return {name: {"sha256": sha, "origin": row.files.get(name)} for name, sha in known.items()} or None
@@ -159,12 +145,8 @@ def plan(
     whole: bool = False,
     hold: int | None = None,
     kl: int = 0,
-    turns: Turns | None = None,
 ) -> Plan:
-    """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones.
-
-    turns: who else works on the device; left out, nobody.
-    """
+    """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones."""
     for name, wanted, there in (
         ("mode", modes, MODES),
         ("length", lengths, sorted({prompt.length for prompt in prompts.prompts})),
@@ -186,8 +168,7 @@ def plan(
         raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
     asks = tuple(encode_all(chosen, loaded, chat))
     sha256 = loaded.weights_sha256()
-    beside = NoTurns() if turns is None else turns
-    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl, beside)
+    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl)
 
 
 def run(
@@ -213,7 +194,7 @@ def run(
     done = []
     for row in rows:
         if row.name not in failed:
-            done.append(results[row.name].finish(plan.order(row)))
+            done.append(results[row.name].finish(plan.order()))
     return done, failed
 
 
@@ -231,30 +212,23 @@ def _wave(
         row.name: [
             (ask, mode)
             for ask in wave
-            for mode in plan.modes_of(row)
+            for mode in plan.modes
             if ask_name(ask.prompt, mode) not in results[row.name].done
         ]
         for row in rows
     }
-    wanted = {ask.prompt.name for row in rows if row.composed is not None for ask, _ in missing[row.name]}
+    wanted = {ask.prompt.name for row in rows for ask, _ in missing[row.name]}
     todo = [ask for ask in wave if ask.prompt.name in wanted]
     label = f"{length:,} tokens"
     held = {
         each.ask.prompt.name: each
-        for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens), plan.turns)
+        for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
     }
     _give_back()
     left = [row for row in rows if missing[row.name]]
-    with reusing(_mapped(plan, left, most), describe_layers(plan.loaded.model)[0].device) as pieces:
-        _rows_of_wave(plan, left, results, missing, held, most, failed, progress, pieces)
+    _rows_of_wave(plan, left, results, missing, held, most, failed, progress)
     held.clear()
     _give_back()
-
-
-def _mapped(plan: Plan, rows: Sequence[Row], most: int) -> int:
-    """Bytes of DRAM that one row after another has: a GPU takes longer to map them than many a row to answer."""
-    tiered = any(row.composed is not None and row.composed.build().config.host is not None for row in rows)
-    return plan.batch * kv_bytes(plan.loaded.model, most) + SLACK if tiered else 0
 
 
 def _rows_of_wave(
@@ -266,25 +240,20 @@ def _rows_of_wave(
     most: int,
     failed: dict[str, CoattnError],
     progress: Progress,
-    pieces: Reused | None,
 ) -> None:
     """Row after row over the prompts that were read."""
     reference = None
     for row in rows:
         length = missing[row.name][0][0].prompt.length
-        if pieces is not None:
-            pieces.reset()
-        compared = row.composed is not None and plan.kl and not _has_kl(results[row.name], length)
+        compared = plan.kl and not _has_kl(results[row.name], length)
         if compared and reference is None:
             chosen = following.choose(list(held.values()), plan.kl, most)
             if chosen:
-                reference = following.refer(
-                    plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most, turns=plan.turns
-                )
+                reference = following.refer(plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most)
                 _give_back()
-        beside = reference if compared else None
         try:
-            _row(plan, row, results[row.name], missing[row.name], held, most, progress, beside)
+            answers = missing[row.name]
+            _row(plan, row, results[row.name], answers, held, most, progress, reference if compared else None)
         except CoattnError as error:
             failed[row.name] = error
         except torch.OutOfMemoryError:
@@ -307,26 +276,15 @@ def _row(
     def note(found: Running) -> None:
         keep_run(result, found)
 
-    if row.composed is None:
-        answers = plain.run_plain(plan.loaded, [ask for ask, _ in left], most=most, note=note, turns=plan.turns)
-    else:
-        pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
-        answers = run_row(
-            plan.loaded,
-            row,
-            pairs,
-            batch=plan.batch,
-            most=most,
-            whole=plan.whole,
-            note=note,
-            reference=reference,
-            turns=plan.turns,
-        )
+    pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
+    answers = run_row(
+        plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note, reference=reference
+    )
     tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
     for item in answers:
         result.add(item)
         progress(f"{item['length']:,} tokens: {row.name}", tokens[item["item"]])
-    order = plan.order(row)
+    order = plan.order()
     if all(name in result.done for name in order):
         result.finish(order)  # a run that is cut off has whole rows
     else:

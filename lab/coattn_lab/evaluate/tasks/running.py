@@ -18,13 +18,10 @@ from coattn_lab.evaluate.tasks.following import Reference, compare
 from coattn_lab.evaluate.tasks.prompts import Prompt
 from coattn_lab.evaluate.tasks.reading import Held, kv_bytes
 from coattn_lab.evaluate.tasks.row import Row
-from coattn_lab.evaluate.tasks.rules import is_decided, score
-from coattn_lab.evaluate.tasks.turns import TIMED, NoTurns, Turns
+from coattn_lab.evaluate.tasks.rules import GROWING, is_decided, score
 
 LOOK = 16
 """A trace is taken every so many steps."""
-AGAIN = 4
-"""Steps after which a row tries again to be alone."""
 
 
 @dataclass
@@ -47,10 +44,8 @@ class Running:
     reading: int = 0
     """GPU bytes for a prompt while it is read, of all sequences together; not in `gpu_kv`."""
     answer_kl: dict[str, Any] | None = None
-    tries: int = 0
-    """To be alone, so far; each is more patient."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds: engine opened, KL measured, prompts stored, steps run, others waited for."""
+    """Seconds: engine opened, KL measured, prompts stored, steps run."""
 
     def took(self, phase: str, since: float) -> None:
         self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - since
@@ -91,24 +86,19 @@ def run_row(
     whole: bool = False,
     note: Callable[[Running], None] = lambda _: None,
     reference: Reference | None = None,
-    turns: Turns | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answers, as they finish. wanted: prompts and modes. most: tokens of the longest sequence.
 
-    reference: what full attention said, beside which the row's predictions are measured first. turns: who else works
-    on the device; left out, nobody.
+    reference: what full attention said; the row's predictions are compared with it first.
 
     whole: answers run to their end; else they end where nothing could change their score any more. On a GPU one batch
     size is captured: a row opens dozens of engines, and a capture takes longer than the steps it would make cheaper.
     """
-    assert row.composed is not None, "plain Transformers has no engine"
     batch = min(batch, len(wanted))
     found = Running(wanted[0][0].ask.prompt.length, batch, most, whole=kv_bytes(loaded.model, most))
     size = Size(describe_layers(loaded.model), batch, most)
     budget = limit_of(row.composed, row.gpu_share, row.budget is not None, size)
     started = time.perf_counter()
-    turns = NoTurns() if turns is None else turns
-    turns.rest()  # kernels are compiled and graphs captured: seconds that others need not wait for
     with LLM(
         loaded,
         row.composed.method,
@@ -123,12 +113,12 @@ def run_row(
         found.took("open", started)
         begun = time.perf_counter()
         if reference is not None:
-            found.answer_kl = compare(llm.runner, reference, batch, turns)
+            found.answer_kl = compare(llm.runner, reference, batch)
             found.took("kl", begun)
         handles = [(held, mode, _submit(llm, held, mode)) for held, mode in wanted]
         try:
             while handles:
-                _step(llm, found, batch, turns)
+                _step(llm, found, batch)
                 left = []
                 for held, mode, handle in handles:
                     prompt = held.ask.prompt
@@ -146,7 +136,6 @@ def run_row(
         gpu, host = (int(report[f"{tier}_kv_peak"]) for tier in ("gpu", "host"))
         found.gpu_kv, found.host_kv = (gpu - found.reading) // batch, host // batch
         found.captured, found.preemptions = bool(report["captured"]), int(report["preemptions"])
-    turns.work()
     found.seconds = time.perf_counter() - started
     note(found)
 
@@ -179,7 +168,7 @@ def judge(prompt: Prompt, mode: str, text: str, ids: Sequence[int], tokenizer: A
         "mode": mode,
         "score": points,
         "tokens": len(ids),
-        "found_at": found_at(prompt, ids, tokenizer) if points == 1 else None,
+        "found_at": found_at(prompt, ids, tokenizer) if points == 1 and prompt.rule in GROWING else None,
         "answer": text,
     }
 
@@ -194,32 +183,17 @@ def found_at(prompt: Prompt, ids: Sequence[int], tokenizer: Any) -> int:
     return low
 
 
-def _step(llm: LLM, found: Running, batch: int, turns: Turns) -> None:
-    """One step of the engine; a decode step of a full batch is timed, and now and then looked at.
-
-    Beside other commands some are timed while these wait, after one that is not: caches are the row's own then.
-    """
-    counts, running = llm.engine.counts, llm.engine.scheduler.running
-    before, full = counts["decode_steps"], len(running) == batch
-    begun = time.perf_counter()
-    beside, timed = not isinstance(turns, NoTurns), turns.is_alone
-    wanted = beside and full and len(found.steps_ms) < TIMED and all(request.decodes for request in running)
-    if wanted and (timed or before % AGAIN == 0):
-        found.tries += not timed
-        turns.alone(0.25 * 2 ** min(5, found.tries))
-    else:
-        turns.work()
-        timed = timed and not beside
-    reads = counts["prefill_steps"]
+def _step(llm: LLM, found: Running, batch: int) -> None:
+    """One step of the engine; a decode step of a full batch is timed, and now and then traced."""
+    counts = llm.engine.counts
+    decoded, reads, full = counts["decode_steps"], counts["prefill_steps"], len(llm.engine.scheduler.running) == batch
     started = time.perf_counter()
-    found.took("wait", begun)
     llm.step()
     found.took("steps" if counts["prefill_steps"] == reads else "prompts", started)
     # a step that reads a prompt too, with decode steps between its layers, is no decode step
-    if counts["decode_steps"] == before or counts["prefill_steps"] != reads or not full:
+    if counts["decode_steps"] == decoded or counts["prefill_steps"] != reads or not full:
         return
-    if timed:
-        found.steps_ms.append(1000 * (time.perf_counter() - started))
+    found.steps_ms.append(1000 * (time.perf_counter() - started))
     if counts["decode_steps"] % LOOK == LOOK // 2 and len(llm.engine.scheduler.running) == batch:
         step = llm.trace()
         if step is not None:

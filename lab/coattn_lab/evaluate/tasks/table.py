@@ -9,14 +9,12 @@ from typing import Any
 
 from coattn.errors import InputError
 from coattn.units import format_bytes
-from coattn_lab.evaluate.cells import markdown
 from coattn_lab.evaluate.results import fault, read_result
 from coattn_lab.evaluate.tasks.budget import CLOSE
 from coattn_lab.evaluate.tasks.summary import difference, groups, interval, mean_of_tasks, scores, tokens_to_answer
-from coattn_lab.evaluate.wording import share
 
 FULL = "full"
-BENCHMARKS = ("ruler", "qasper", "needle")
+BENCHMARKS = ("ruler", "qasper", "needle", "longbench")
 READ_AS = {"read": "question read with the prompt", "fed": "question fed under the method"}
 
 
@@ -122,6 +120,12 @@ def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
     return found
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
 def missed(row: Merged, taken: float | None) -> str | None:
     """Why a row's KV in GPU memory is more than a tenth off its budget, as measured; None where it is not."""
     if row.budget is None or taken is None or abs(taken / row.budget - 1) <= CLOSE:
@@ -151,7 +155,7 @@ def _scores(items: Sequence[Mapping[str, Any]], full: Iterable[Mapping[str, Any]
     }
 
 
-def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged], figure: str | None) -> str:
+def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged]) -> str:
     """The tables as Markdown, one for each model, mode and length, the best first but for `full`."""
     parts = ["# Tasks\n"]
     keys = list(dict.fromkeys((each["model"], each["dtype"], each["mode"], each["length"]) for each in found))
@@ -168,8 +172,6 @@ def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged], figure: str
     reasons = {each["row"]: each["budget_missed"] for each in found if each["budget_missed"]}
     if reasons:
         parts.append("Not at their budget:\n\n" + "".join(f"- `{row}`: {why}.\n" for row, why in reasons.items()))
-    if figure is not None:
-        parts.append(f"![Quality over GPU memory]({figure})\n")
     faults = [why for row in rows for why in row.faults]
     if faults:
         parts.append("Not to be published:\n\n" + "".join(f"- {why}\n" for why in faults))
@@ -225,7 +227,7 @@ def _named(row: str) -> str:
 def _memory(line: Mapping[str, Any]) -> str:
     if line["gpu_kv_bytes"] is None:
         return ""
-    budget = "" if line["budget"] is None else f" of {share(line['budget'])}"
+    budget = "" if line["budget"] is None else f" of {100 * line['budget']:g}%"
     return f"{format_bytes(line['gpu_kv_bytes'])} ({line['gpu_share']:.1%}{budget})"
 
 

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.tests.run import coattn_lab
 from tests.engine.small import tokenizer
-from tests.tools.evaluate.tiny import save_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from coattn.errors import ConfigError, InputError
 from coattn.text import Text
 from coattn_lab.evaluate.tasks import needle_make, qasper, ruler_make
-from coattn_lab.evaluate.tasks.prompts import read_prompts
 from coattn_lab.evaluate.tasks.rules import score
 
 
@@ -146,20 +143,3 @@ def test_needles_lie_at_their_depth() -> None:
         tokens = len(tokenizer()(prompt.context + prompt.question)["input_ids"])
         assert prompt.length - 200 < tokens <= prompt.length - prompt.new_tokens
     assert len({prompt.outputs for prompt in found if prompt.task == "needle_pass_key"}) == 6
-
-
-def test_the_command(tmp_path: Path) -> None:
-    model, target = save_model(tmp_path / "model"), tmp_path / "p.jsonl.gz"
-    words_ = ("eval", "tasks", "make", str(target), "--model", model, "--lengths", "480", "--depths", "2")
-    done = coattn_lab(*words_, "--benchmarks", "needle")
-    assert done.returncode == 0, done.stderr
-    found = read_prompts(target)
-    assert len(found.prompts) == 8
-    assert found.about["sources"]["needle"]["text"] == "python help topics"
-    assert found.about["command"].startswith("coattn-lab eval tasks make")
-    again = coattn_lab(*words_, "--benchmarks", "needles")
-    assert again.returncode == 2
-    assert "no benchmark 'needles'" in again.stderr
-    other = coattn_lab(*words_, "--lengths", "4096", "--benchmarks", "needle")
-    assert other.returncode == 2
-    assert "512 positions" in other.stderr

@@ -11,7 +11,6 @@ import pytest
 
 from coattn.errors import InputError
 from coattn_lab.evaluate.tasks import table
-from coattn_lab.evaluate.tasks.findings import findings
 from coattn_lab.evaluate.tasks.summary import difference, interval, mean_of_tasks, summarise
 
 
@@ -96,29 +95,7 @@ def test_sweeps_add_their_kl_and_faults_are_named(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     (tmp_path / "broken.json").write_text("{")
     rows = table.read_results([tmp_path])
-    page = table.page(table.lines(rows), rows, "x.png")
+    page = table.page(table.lines(rows), rows)
     assert "| 0.12 (300 tokens of t) |" in page
     assert "quest.json: commit c-dirty is not a clean one" in page
     assert "full.json" not in page
-
-
-def test_findings_say_which_rows_are_told_apart(tmp_path: Path) -> None:
-    answers = [item(name, 1, mode="fed") for name in "abcdef"]
-    save(tmp_path / "full.json", "full", [*answers, *(item(name, 1) for name in "abcdef")])
-    near = [item(name, float(name != "a"), mode="fed") for name in "abcdef"]
-    far = [item(name, float(name == "a"), mode="fed") for name in "abcdef"]
-    save(tmp_path / "scout.json", "scout,budget=64,gpu_share=0.125", far, budget=0.125)
-    save(tmp_path / "auto.json", "auto,gpu_share=0.125", near, budget=0.125)
-    save(tmp_path / "plain.json", "transformers", [item(name, 1) for name in "ab"])
-    rows = table.read_results([tmp_path])
-    said = findings(table.lines(rows))
-    assert "Plain Transformers has +0.0 points of RULER (+0.0 to +0.0) beside `full`, on the 2 prompts" in said
-    assert "rows sized to 12.5%: RULER beside `full`, not told apart: `auto` -16.7" in said
-    assert "; lower: `scout` -83.3" in said
-
-
-def test_folders_without_results_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no results of tasks"):
-        table.read_results([tmp_path])
-    with pytest.raises(InputError, match="There is no folder"):
-        table.read_results([tmp_path / "absent"])
