@@ -48,8 +48,8 @@ def test_a_step_on_a_gpu_may_fail(case: Case) -> None:
 
 
 def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(self: Runtime, parts: Any) -> None:
-        self._undo.later.clear()
+    def forgets(self: Runtime, running: Any) -> None:
+        running.streams.join()
 
     def keeps(self: Scheduler, request: Any, whole: bool = True) -> None:
         assert request.slot is not None
@@ -58,7 +58,7 @@ def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch
         self._slots.append(request.slot)
         request.slot, request.stored = None, 0
 
-    monkeypatch.setattr(Runtime, "_give_up", forgets)
+    monkeypatch.setattr(Runtime, "abort", forgets)
     monkeypatch.setattr(Scheduler, "_vacate", keeps)
     found = run(Case("full", "llama", "first", 1, after=True))
     assert found is not None
@@ -67,7 +67,7 @@ def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch
 
 def test_wrong_answers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring that was written over is taken for whole."""
-    monkeypatch.setattr("coattn.cache.layout.RecentTokens.overwrites", lambda *_: False)
+    monkeypatch.setattr("coattn.cache.layout.recent.RecentTokens.overwrites", lambda *_: False)
     found = run(Case("full", "gemma3", "mixed", 2, after=True, nth=2))
     assert found is not None
     assert any("victim" in problem for problem in found.problems)
