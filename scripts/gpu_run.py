@@ -3,7 +3,7 @@
     python scripts/gpu_run.py COMMIT --out tests/gpu_run.json
 
 COMMIT is the one whose files these are: a machine with a GPU may have a copy without its history. The tests run in
---processes processes on one GPU, each with files of its own; those with the embedded model, where that is there.
+--processes processes on one GPU, each with tests of its own; those with the embedded model, where that is there.
 Exit code 1 where a test failed; the file says so too, and tests/test_gpu_run.py refuses it.
 """
 
@@ -16,7 +16,9 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,45 +26,49 @@ from pathlib import Path
 from run_tests import NOTHING, read_closing
 
 ROOT = Path(__file__).resolve().parents[1]
+SLICE_TESTS = 40
+"""Most tests of one file that a process gets at a time."""
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
 
-def collect(marks: str, places: list[str]) -> Counter[str]:
-    """Test file -> how many of its tests have these marks. Files that cannot be imported count as one test."""
+def collect(marks: str, places: list[str]) -> dict[str, list[str]]:
+    """Test file -> its tests that have these marks. A file that cannot be imported counts as one test."""
     done = subprocess.run(
         [*PYTEST, "--collect-only", "-q", "-m", marks, *places], cwd=ROOT, capture_output=True, text=True
     )
-    found: Counter[str] = Counter()
+    found: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         test, error = re.match(r"(\S+\.py)::", line), re.match(r"ERROR (\S+\.py)", line)
-        if test or error:
-            found[(test or error)[1]] += 1  # type: ignore[index]
+        if test:
+            found.setdefault(test[1], []).append(line)
+        elif error:
+            found.setdefault(error[1], []).append(error[1])
     return found
 
 
-def divide(files: Counter[str], parts: int) -> list[list[str]]:
-    """The files in so many lists, of about as many tests each; none is empty."""
-    lists: list[list[str]] = [[] for _ in range(min(parts, len(files)))]
-    sizes = [0] * len(lists)
-    for name, count in files.most_common():
-        least = sizes.index(min(sizes))
-        lists[least].append(name)
-        sizes[least] += count
+def divide(files: Mapping[str, list[str]], parts: int) -> list[list[str]]:
+    """The tests in so many lists, of about as many each; none is empty. A file with few tests stays together."""
+    slices = [tests[i : i + SLICE_TESTS] for tests in files.values() for i in range(0, len(tests), SLICE_TESTS)]
+    lists: list[list[str]] = [[] for _ in range(min(parts, len(slices)))]
+    for tests in sorted(slices, key=len, reverse=True):
+        min(lists, key=len).extend(tests)
     return lists
 
 
-def run(marks: str, files: list[str]) -> tuple[Counter[str], str]:
-    """Counts of the tests in these files, and what pytest printed. A process that ends before pytest does counts as an
-    error."""
+def run(marks: str, tests: list[str]) -> tuple[Counter[str], str]:
+    """Counts of these tests, and what pytest printed. A process that ends before pytest does counts as an error."""
     options = ("-q", "--tb=short", "-rfE", "--continue-on-collection-errors", "-m", marks)
-    done = subprocess.run(
-        [*PYTEST, *options, *files],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:  # there are more of them than fit on a command line
+        names.write("\n".join(tests))
+        names.flush()
+        done = subprocess.run(
+            [*PYTEST, *options, f"@{names.name}"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
     lines = done.stdout.splitlines()
     for line in lines:
         if line.startswith(("FAILED ", "ERROR ")):
@@ -70,7 +76,7 @@ def run(marks: str, files: list[str]) -> tuple[Counter[str], str]:
     counts = next((found for line in reversed(lines) if (found := read_closing(line)) is not None), Counter[str]())
     if (done.returncode in (0, 1) and counts) or done.returncode == NOTHING:
         return counts, done.stdout
-    said = f"pytest ended with {done.returncode} over {' '.join(files)}"
+    said = f"pytest ended with {done.returncode} over {tests[0]} and {len(tests) - 1} more"
     print(said, flush=True)
     return counts + Counter(errors=1), f"{done.stdout}{said}\n"
 
@@ -116,7 +122,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     lists = divide(collect(marks, given.places), given.processes)
     with ThreadPoolExecutor(max(1, len(lists))) as pool:
-        done = [job.result() for job in [pool.submit(run, marks, files) for files in lists]]
+        done = [job.result() for job in [pool.submit(run, marks, tests) for tests in lists]]
     counts = sum((found for found, _ in done), Counter[str]())
     if given.log is not None:
         given.log.write_text("\n".join(text for _, text in done), encoding="utf-8")

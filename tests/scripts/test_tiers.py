@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -64,13 +63,19 @@ def test_tiers_end_with_one_line_that_pytest_could_have_written(
     assert names == ["quick tests", "slow and model tests"]
 
 
-def test_files_are_divided_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_are_divided_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load("gpu_run", monkeypatch)
-    files = Counter({"a.py": 9, "b.py": 5, "c.py": 4, "d.py": 1})
+    monkeypatch.setattr(script, "SLICE_TESTS", 4)
+    files = {
+        name: [f"{name}::test_{i}" for i in range(count)] for name, count in (("a.py", 9), ("b.py", 4), ("c.py", 2))
+    }
     lists = script.divide(files, 2)
-    assert sorted(name for names in lists for name in names) == sorted(files)
-    assert [sum(files[name] for name in names) for names in lists] == [10, 9]
-    assert script.divide(files, 8) == [["a.py"], ["b.py"], ["c.py"], ["d.py"]]
+    assert sorted(test for tests in lists for test in tests) == sorted(
+        test for tests in files.values() for test in tests
+    )
+    assert sorted(map(len, lists)) == [7, 8]
+    assert lists[0][:4] == files["a.py"][:4]
+    assert len(script.divide(files, 80)) == 5
 
 
 def test_a_process_that_dies_counts_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +98,9 @@ def test_files_that_do_not_import_count_and_stop_nobody(tmp_path: Path, monkeypa
     )
     monkeypatch.setattr(script, "ROOT", tmp_path)
     files = script.collect("gpu", ["."])
-    assert files == {"test_one.py": 1, "test_two.py": 3}
-    counts, _ = script.run("gpu", sorted(files))
-    assert counts == {"failed": 1, "passed": 2, "deselected": 1, "errors": 1}
+    assert files == {"test_one.py": ["test_one.py"], "test_two.py": [f"test_two.py::test_i[{i}]" for i in range(3)]}
+    counts, _ = script.run("gpu", [test for tests in files.values() for test in tests])
+    assert counts == {"failed": 1, "passed": 2, "errors": 1}
 
 
 @pytest.mark.parametrize("broken", [None, "test-native"])
