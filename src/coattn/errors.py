@@ -40,7 +40,8 @@ class InputError(CoattnError):
 
 
 class WorkerError(CoattnError):
-    """The CPU side of a step died, failed or ran past its deadline. The requests of that step are lost, no others."""
+    """The CPU's part of a step failed or came too late. An engine tries the step again with new workers; only a request
+    that fails by itself gets this error."""
 
 
 class BusyError(CoattnError):

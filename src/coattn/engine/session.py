@@ -123,7 +123,7 @@ class Session:
             facts = {
                 "made for": llm.fingerprints(),
                 "row": _plain(llm.composed.describe()),
-                "clean": 0 if parked is None else parked.clean,
+                "clean": 0 if parked is None else parked.shareable_tokens,
                 "messages": self._messages,
                 "text": self._text,
             }

@@ -49,7 +49,7 @@ class Runtime:
     ) -> None:
         """Serves sequences `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
 
-        fixed: takes at once what the budgets allow, and never moves it; needed for `capturing`.
+        fixed: takes at once what the budgets allow, and never moves it; needed for `begin_capture`.
         padding: one block more, so that a step may have padding rows; by default on a GPU only.
         """
         self.layers, self.ledger, self.probes = layers, ledger, [*composed.probes(), *probes]
@@ -301,7 +301,10 @@ class Runtime:
             self._notify(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
 
     def abort(self, running: RunningStep) -> None:
-        """Gives up a step that failed: every part is what its history says, but of sequences in `torn`."""
+        """Gives up a step that failed: every part is what its history says, but of sequences in `torn`.
+
+        Blocks that a replayed step has recalled stay: they are valid copies, perhaps of other blocks than before.
+        """
         running.streams.join()
         for put_back in reversed(running.undo):
             put_back()

@@ -20,7 +20,7 @@ class StageGraph:
 
     device: torch.device
     stream: Any
-    """That it is captured and replayed on; None, where there is one stage: replayed on the current one."""
+    """It is captured on this stream. One of several stages is replayed there too, a single one on the current stream."""
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     carried: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """What is copied in before each replay: where it was made, in an earlier stage's memory, and where it goes."""

@@ -17,8 +17,8 @@ class PrefixCursor:
     keys: list[bytes] = field(default_factory=list)
     nodes: list[PrefixNode] = field(default_factory=list)
     """Of its first blocks: those that other requests can begin with."""
-    clean: int = 0
-    """See `ParkedSequence.clean`."""
+    shareable_tokens: int = 0
+    """See `ParkedSequence.shareable_tokens`."""
     read: bool = False
     """Whether it has read any token itself since it got its slot."""
     first: bool = False

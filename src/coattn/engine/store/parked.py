@@ -56,7 +56,9 @@ class ParkedStore:
     def get(self, key: ParkKey) -> ParkedSequence | None:
         return self._parked.get(key)
 
-    def park(self, key: ParkKey, slot: int, tokens: list[int], clean: int, nodes: Sequence[PrefixNode]) -> None:
+    def park(
+        self, key: ParkKey, slot: int, tokens: list[int], shareable_tokens: int, nodes: Sequence[PrefixNode]
+    ) -> None:
         """What a slot has stored of these tokens is kept. nodes: of its first blocks.
 
         If that fails, nothing is kept, and the tokens are read again.
@@ -67,7 +69,7 @@ class ParkedStore:
         except Exception as error:
             _log_loss(error)
             return
-        parked = ParkedSequence(tokens, clean, groups, list(nodes))
+        parked = ParkedSequence(tokens, shareable_tokens, groups, list(nodes))
         self._blocks.hold(parked.ids)
         self._prefixes.use(parked.nodes)
         self.put(key, parked)
@@ -119,7 +121,7 @@ class ParkedStore:
             return parked
         try:
             found = self._contents(parked)
-            back = found and unpack(self.runtime, self._blocks, found, parked.tokens, parked.clean)
+            back = found and unpack(self.runtime, self._blocks, found, parked.tokens, parked.shareable_tokens)
         except Exception as error:  # its tokens are read again
             if not isinstance(error, BudgetError):
                 _log_loss(error)
@@ -186,7 +188,9 @@ class ParkedStore:
     def _move_to_disk(self, parked: ParkedSequence) -> bool:
         """It leaves memory. False: there is no room, or its blocks go there one by one anyway."""
         shared = len(parked.nodes) == len(parked.tokens) // self._block
-        again = self.runtime.composed.exact or parked.clean == len(parked.tokens)  # else its rest, read again, differs
+        again = self.runtime.composed.exact or parked.shareable_tokens == len(
+            parked.tokens
+        )  # else its rest, read again, differs
         if self._disk is None or (shared and again) or not self._disk.takes(self._bytes(parked), len(parked.tokens)):
             return False
         name = self._disk.park(pack(self.runtime, self._blocks, parked))

@@ -21,7 +21,7 @@ class ParkedSequence:
     """The next turn, or the request that lost its slot, goes on after its tokens."""
 
     tokens: list[int]
-    clean: int
+    shareable_tokens: int
     """The first so many were read, none of them after one that a lossy step had stored."""
     groups: list[Snapshot]
     nodes: list[PrefixNode] = field(default_factory=list)
@@ -62,7 +62,7 @@ def pack(runtime: Runtime, blocks: StoredBlocks, parked: ParkedSequence) -> dict
 
 
 def unpack(
-    runtime: Runtime, blocks: StoredBlocks, tensors: Mapping[str, Tensor], tokens: list[int], clean: int
+    runtime: Runtime, blocks: StoredBlocks, tensors: Mapping[str, Tensor], tokens: list[int], shareable_tokens: int
 ) -> ParkedSequence:
     """Checks every tensor, then takes blocks and stores. If it raises InputError, BudgetError or whatever storing
     fails with, it holds no block."""
@@ -96,7 +96,7 @@ def unpack(
         blocks.drop(ids)
         raise
     slot_only = [{name: x for name, x in each.items() if name.split(".")[0] in SLOT_TENSORS} for each in own]
-    return ParkedSequence(tokens, clean, [Snapshot(i, x) for i, x in zip(ids, slot_only, strict=True)])
+    return ParkedSequence(tokens, shareable_tokens, [Snapshot(i, x) for i, x in zip(ids, slot_only, strict=True)])
 
 
 def averages_of(group: LayerGroup) -> dict[int, Any]:

@@ -1,6 +1,7 @@
 """All that is stored outside the slots: prefixes that requests share, and sequences that go on, in memory and on disk.
 
-Nothing is copied but a window: a sequence that begins with stored blocks lists them as its own.
+Blocks are listed, not copied: a sequence that begins with stored blocks has them in its table. A slot's own copies are
+made anew, its window at once, its pool before the first decode step.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class SequenceStore:
         cursor = request.cursor
         if cursor is not None:
             cursor.read = True
-            if cursor.clean == start:
-                cursor.clean = request.stored
+            if cursor.shareable_tokens == start:
+                cursor.shareable_tokens = request.stored
             self.sharing.publish(request)
 
     def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
@@ -175,9 +176,9 @@ class SequenceStore:
         """What a session has stored between turns, and all of it as tensors."""
         return self.parked.export(("session", session))
 
-    def restore(self, session: int, tensors: Mapping[str, Tensor], tokens: list[int], clean: int) -> None:
+    def restore(self, session: int, tensors: Mapping[str, Tensor], tokens: list[int], shareable_tokens: int) -> None:
         """A session goes on from tensors. If it raises InputError or BudgetError, nothing has changed."""
-        parked = unpack(self.runtime, self._blocks, tensors, tokens, clean)
+        parked = unpack(self.runtime, self._blocks, tensors, tokens, shareable_tokens)
         self.drop(session)
         self.parked.put(("session", session), parked)
 
@@ -252,7 +253,7 @@ class SequenceStore:
         cursor.nodes = back.nodes[: left // block]
         cursor.keys = cursor.keys or [node.key for node in cursor.nodes]
         self.prefixes.use(cursor.nodes)
-        cursor.clean = min(back.clean, left)
+        cursor.shareable_tokens = min(back.shareable_tokens, left)
         request.stored = left
         if left == length and self._takes_back and not own and request.session is not None:
             self.parked.put(("before", request.session), back)
@@ -290,7 +291,7 @@ class SequenceStore:
             key, wanted = _own(request), not self.runtime.midway(request.slot)
         if wanted and request.stored and self._resumes:
             tokens = request.tokens(0, request.stored)
-            self.parked.park(key, request.slot, tokens, request.cursor.clean, request.cursor.nodes)
+            self.parked.park(key, request.slot, tokens, request.cursor.shareable_tokens, request.cursor.nodes)
 
     def _end_turn(self, request: Request) -> None:
         """A turn is over. One that failed has changed nothing."""

@@ -25,7 +25,8 @@ log = logging.getLogger("coattn")
 
 
 class PrefixSharing:
-    """Nothing is copied but a window."""
+    """Blocks are listed, not copied. A slot's own copies are made anew: its window at once, its pool before the first
+    decode step."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class PrefixSharing:
         assert request.slot is not None
         cursor, tokens = self.cursor(request), len(nodes) * self.block
         self.prefixes.use(nodes)
-        cursor.nodes, cursor.clean = nodes, tokens
+        cursor.nodes, cursor.shareable_tokens = nodes, tokens
         kept = [Snapshot(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
         self._slots.fill(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
         request.stored = tokens
@@ -157,7 +158,7 @@ class PrefixSharing:
         if self.blocker is not None or cursor is None:
             return
         assert request.slot is not None
-        end = (request.stored if self.exact else cursor.clean) // self.block
+        end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
         if end <= len(cursor.nodes):
             return
         extend_keys(cursor.keys, cursor.root, request.tokens(0, end * self.block), self.block)

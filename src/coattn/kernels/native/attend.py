@@ -119,10 +119,7 @@ def attend_in_time(
     return AttnState(done.out, done.lse)
 
 
-LOST = (
-    "The requests of that step are lost; later ones are served by new workers. If the machine is busy with other work, "
-    "try again when it is not."
-)
+LOST = "The next step runs with new workers. If the machine is busy with other work, try again when it is not."
 _abandoned: list[object] = []
 """Calls whose workers may still touch their tensors: never freed."""
 

@@ -44,7 +44,7 @@ class MailboxThread:
         if late or reason:
             raise WorkerError(
                 f"The CPU's part of a step is missing: {reason or 'it came after the deadline'}.",
-                "The requests of that step are lost; later ones are served by new workers.",
+                "The next step runs with new workers. If the machine is busy with other work, try again later.",
             )
 
     def times(self) -> list[tuple[int, int]]:

@@ -52,7 +52,7 @@ class LayerAhead(SameLayer):
     def start(self, call: AttentionCall, selection: Selection) -> Started:
         assert call.table is not None
         bridge = call.table.bridge
-        wait = bridge.record_event()
+        wait = bridge.record_event()  # before the job is posted: it is for the picks, not for the CPU's answer
         results = [bridge.submit(executor, call, work) for executor, work in self.runs(selection, True)]
         return Started(selection, results, wait)
 

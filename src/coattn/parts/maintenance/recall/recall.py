@@ -1,4 +1,7 @@
-"""Recall: blocks that a rule picks again and again come into a pool in GPU memory (ScoutAttention, section 3.4)."""
+"""Recall: blocks that a rule picks again and again come into a pool in GPU memory (ScoutAttention, section 3.4).
+
+A block that becomes full comes into a place that is empty.
+"""
 
 from __future__ import annotations
 
