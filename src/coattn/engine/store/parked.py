@@ -188,9 +188,8 @@ class ParkedStore:
     def _move_to_disk(self, parked: ParkedSequence) -> bool:
         """It leaves memory. False: there is no room, or its blocks go there one by one anyway."""
         shared = len(parked.nodes) == len(parked.tokens) // self._block
-        again = self.runtime.composed.exact or parked.shareable_tokens == len(
-            parked.tokens
-        )  # else its rest, read again, differs
+        # tokens of a lossy step, read again as a prompt, would differ
+        again = self.runtime.composed.exact or parked.shareable_tokens == len(parked.tokens)
         if self._disk is None or (shared and again) or not self._disk.takes(self._bytes(parked), len(parked.tokens)):
             return False
         name = self._disk.park(pack(self.runtime, self._blocks, parked))
