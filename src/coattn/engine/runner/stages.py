@@ -20,7 +20,7 @@ class StageGraph:
 
     device: torch.device
     stream: Any
-    """It is captured on this stream. One of several stages is replayed there too, a single one on the current stream."""
+    """It is captured on this stream. One of several stages is replayed there too, a single one on the current."""
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     carried: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """What is copied in before each replay: where it was made, in an earlier stage's memory, and where it goes."""
