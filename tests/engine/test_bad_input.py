@@ -138,8 +138,8 @@ def test_without_a_tokenizer_text_is_refused() -> None:
         ({"gpu_kv": -1}, ConfigError, "gpu_kv"),
         ({"gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
         ({"method": "cpu", "gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
-        ({"device": "cpu"}, ConfigError, "device was given beside a model"),
-        ({"dtype": "float32"}, ConfigError, "dtype was given beside a model"),
+        ({"device": "cpu"}, ConfigError, "device was given with a model that is loaded already"),
+        ({"dtype": "float32"}, ConfigError, "dtype was given with a model that is loaded already"),
     ],
 )
 def test_engines_that_cannot_be(options: dict[str, Any], error: type[CoattnError], said: str) -> None:

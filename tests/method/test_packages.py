@@ -179,12 +179,19 @@ def test_a_row_in_a_file_may_name_what_a_package_has(tmp_path: Path) -> None:
         compose(find_method(str(path)))
 
 
+RULE = "from coattn.parts.select.base import Select\nclass Rule(Select):\n    name = 'rule'\n"
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError: No module named 'nothing_of"),
         ("PARTS = (3,)", "PARTS holds 3, which is no subclass of coattn.part.Part"),
         ("METHODS = ('a',)", "METHODS holds 'a', which is no coattn.Method"),
+        ("A = 1", "'coattn_broken' has no PARTS, no METHODS and no PROBES"),
+        (f"{RULE}PARTS = Rule", "but must be a tuple: PARTS = (...,)"),
+        (f"{RULE}PARTS = (Rule,)", "part Rule is no dataclass: write @dataclass above it"),
+        (f"import dataclasses\n{RULE}PARTS = (dataclasses.dataclass(Rule),)", "part Rule has no method 'pick'"),
         ("import coattn\nMETHODS = (coattn.Method('full', 'gpu', 'everything'),)", "method 'full' exists already"),
         ("from coattn.parts.index.none import NoIndex\nPARTS = (NoIndex,)", "index 'none' exists already, from coattn"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from coattn.errors import ConfigError, MethodError
 from coattn.method.registry import PARTS, registry
 from coattn.method.row import Method, compose, find_parts
 from coattn.method.table import METHODS
+from coattn.parts.select.everything import Everything
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -86,6 +88,16 @@ def test_a_parameter_belongs_to_one_part() -> None:
     for name, method in METHODS.items():
         names = [parameter for kind in find_parts(method) for parameter in kind.parameters()]
         assert len(names) == len(set(names)), name
+
+
+def test_a_part_whose_parameter_another_part_has_is_refused() -> None:
+    @dataclass
+    class Greedy(Everything):
+        name = "greedy"
+        block: int = 4
+
+    with pytest.raises(MethodError, match="cache 'tiered' and select 'greedy' both have a parameter 'block'"):
+        compose(Method("a", "tiered", Greedy, "cpu"))
 
 
 def test_unknown_parameters_are_refused_with_the_known_ones() -> None:

@@ -63,13 +63,12 @@ class Registry:
     def add(self, module: Any, package: str | None = None) -> None:
         """Registers what a module holds: all of it, or nothing and ValueError with the reason."""
         added: dict[str, dict[str, Any]] = {kind: {} for kind in self.tables()}
-        for part in getattr(module, "PARTS", ()):
-            if not (isinstance(part, type) and issubclass(part, Part)):
-                raise ValueError(f"PARTS holds {part!r}, which is no subclass of coattn.part.Part")
-            if getattr(part, "axis", None) not in AXES or not isinstance(getattr(part, "name", None), str):
-                raise ValueError(f"part {part.__name__} has no axis or no name")
+        if not any(hasattr(module, name) for name in ("PARTS", "METHODS", "PROBES")):
+            raise ValueError(f"{getattr(module, '__name__', module)!r} has no PARTS, no METHODS and no PROBES")
+        for part in _listed(module, "PARTS"):
+            check_part(part)
             added[part.axis][part.name] = part
-        for row in getattr(module, "METHODS", ()):
+        for row in _listed(module, "METHODS"):
             if not isinstance(row, Method):
                 raise ValueError(f"METHODS holds {row!r}, which is no coattn.Method")
             added["method"][row.name] = row
@@ -98,6 +97,26 @@ class Registry:
             return
         hint = f"Correct the package, or remove it: pip uninstall {package}."
         self.failures.append(Failure(package, f"The parts of package {package!r} are not available: {reason}.", hint))
+
+
+def _listed(module: Any, name: str) -> tuple[Any, ...]:
+    found = getattr(module, name, ())
+    if not isinstance(found, tuple | list):
+        raise ValueError(f"{name} is {found!r}, but must be a tuple: {name} = (...,)")
+    return tuple(found)
+
+
+def check_part(part: Any) -> None:
+    """Raises ValueError unless a class can be a part: of an axis, with a name, a dataclass, with all it must have."""
+    if not (isinstance(part, type) and issubclass(part, Part)):
+        raise ValueError(f"PARTS holds {part!r}, which is no subclass of coattn.part.Part")
+    if getattr(part, "axis", None) not in AXES or not isinstance(getattr(part, "name", None), str):
+        raise ValueError(f"part {part.__name__} has no axis or no name")
+    if "__dataclass_fields__" not in vars(part):
+        raise ValueError(f"part {part.__name__} is no dataclass: write @dataclass above it")
+    missing = [name for name in dir(part) if getattr(getattr(part, name), "__isabstractmethod__", False)]
+    if missing:
+        raise ValueError(f"part {part.__name__} has no method {missing[0]!r}")
 
 
 _registry: Registry | None = None

@@ -173,8 +173,17 @@ def _mismatches(kinds: list[type[Part]]) -> list[str]:
 
 def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
+    owners: dict[str, type[Part]] = {}
     for kind in kinds:
-        known |= kind.parameters()
+        for name, value in kind.parameters().items():
+            owner = owners.setdefault(name, kind)
+            if owner is not kind:
+                raise MethodError(
+                    f"Method {method.name!r} does not fit together: {owner.axis} {owner.name!r} and {kind.axis} "
+                    f"{kind.name!r} both have a parameter {name!r}.",
+                    "Rename it in one of the two parts.",
+                )
+            known[name] = value
     fixed = {name: value for kind in kinds for name, value in getattr(kind, "fixes", {}).items() if name in known}
     for name, value in fixed.items():
         if given.get(name, value) != value:

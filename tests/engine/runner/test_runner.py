@@ -154,10 +154,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "infinigen": ("infinigen", {"block": 8, "alpha": 2.0, "budget": 12, "dense_layers": 1, "ahead_from": 1}),
     "infinigen, own norm": ("infinigen", {"block": 1, "budget": 12, "norm": "own", "count": "sequence"}),
     "pqcache": ("pqcache", {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4}),
-    "pqcache, tail": (
-        "pqcache",
-        {"block": 8, "window_blocks": 1, "sinks": 4, "compress": 0.3, "subbits": 4, "tail": "mean"},
-    ),
     # with 0.8 a token of these steps weighs as much as it must, but for the last bit
     "auto": ("auto", {**AUTO, "quality": 0.82}),
     "auto, int8": ("auto", {**AUTO, "quality": 0.82, "host_dtype": "int8"}),
