@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from coattn.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coattn.cache.config import CacheConfig
     from coattn.types import Step
 
 
@@ -50,8 +49,8 @@ class Part:
         """
         return {}
 
-    def check(self, config: CacheConfig) -> None:
-        """Raises ConfigError where its parameters and those of the cache do not go together."""
+    def check(self, config: Any) -> None:
+        """Raises ConfigError where its parameters and those of the cache, a CacheConfig, do not go together."""
 
     def uncaptured(self) -> str | None:
         """Why a decode step with this part cannot be captured in a CUDA graph, or None. After it was opened."""

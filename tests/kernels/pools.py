@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from coattn.auto.pool import TokenPool
+from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.rows import PackedRows
-from coattn.kernels.token_pool import PoolTensors
 
 
 def tensors_of(pool: TokenPool) -> PoolTensors:

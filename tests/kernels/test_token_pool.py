@@ -7,7 +7,7 @@ import math
 import torch
 
 from coattn.auto.pool import TokenPool
-from coattn.kernels.token_pool import NEVER, PoolTensors
+from coattn.kernels.pool_memory import NEVER, PoolTensors
 
 BLOCK, HEADS, D = 4, 2, 8
 

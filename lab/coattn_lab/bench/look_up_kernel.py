@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from coattn.kernels.attend_scored import Chosen, ScoredEntries, splits_of
+from coattn.kernels.pool_memory import PoolTensors
+from coattn.kernels.scored_entries import Chosen, ScoredEntries, splits_of
 from coattn.kernels.streams import SideStream
-from coattn.kernels.token_pool import PoolTensors
 from coattn.step.runtime import Runtime
 from coattn.units import ceil_div
 from coattn_lab.bench.drive_kernel import _hash

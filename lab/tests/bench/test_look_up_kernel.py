@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from coattn.auto.pool import TokenPool
-from coattn.kernels.attend_scored import ScoredEntries
-from coattn.kernels.token_pool import PoolTensors
+from coattn.kernels.pool_memory import PoolTensors
+from coattn.kernels.scored_entries import ScoredEntries
 
 pytest.importorskip("triton")
 from coattn_lab.bench.look_up_kernel import LookUp

@@ -13,8 +13,8 @@ from coattn.auto.index import Sketch
 from coattn.auto.pool import LookUp
 from coattn.auto.work import NearWork, ScoredWork
 from coattn.kernels.attend import attend
-from coattn.kernels.attend_scored import Lanes, ScoredEntries
 from coattn.kernels.quantise.sketch import Scores
+from coattn.kernels.scored_entries import Lanes, ScoredEntries
 from coattn.kernels.streams import FIRST, SideStream
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State

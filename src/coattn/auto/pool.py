@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.attend_pool import attend_near
-from coattn.kernels.attend_scored import Chosen, Lanes, ScoredEntries, Taken, attend_scored
+from coattn.kernels.attend_scored import attend_scored
+from coattn.kernels.pool_memory import COLD, LONG_AGO, NEVER, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.quantise.rows import HOT, PackedRows
 from coattn.kernels.quantise.sketch import Scores, Sketcher
+from coattn.kernels.scored_entries import Chosen, Lanes, ScoredEntries, Taken
 from coattn.kernels.sketch import bound_scores, score_sketch
-from coattn.kernels.token_pool import COLD, LONG_AGO, NEVER, NONE, PoolTensors, bring, renew_pool
+from coattn.kernels.token_pool import bring, renew_pool
 from coattn.state import Split
 from coattn.types import BlockList
 

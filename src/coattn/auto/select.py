@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from coattn.auto.audit.audit import Audit
 from coattn.auto.floors import ERROR_ROOTS, Floors
@@ -17,9 +17,6 @@ from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import Selection
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Maintenance
 
 
 @dataclass
@@ -59,7 +56,7 @@ class WeightFloor(Select):
         check_number("now", self.now, 1, math.inf)
         check_number("far", self.far, 1, math.inf)
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
         self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)

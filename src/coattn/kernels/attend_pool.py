@@ -8,19 +8,10 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.attend import attend
+from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.softcap import softcap as capped
-from coattn.kernels.token_pool import PoolTensors
 from coattn.state import AttnState, Split
-from coattn.types import BlockList, LayerShape
-
-SIZES = (64, 128)
-"""Channels of a head that there is a kernel for."""
-
-
-def has_form(shape: LayerShape) -> bool:
-    """Whether GPUs have a kernel for pools of such a layer in 8 bits."""
-    group = shape.q_heads // shape.kv_heads
-    return shape.head_dim in SIZES and group <= 8 and shape.dtype in (torch.bfloat16, torch.float16)
+from coattn.types import BlockList
 
 
 def attend_near(

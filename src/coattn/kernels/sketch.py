@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coattn.kernels.pool_memory import LOG2E, TOUCH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketcher, guess, unpack
 from coattn.kernels.softcap import softcap as capped
-from coattn.kernels.token_pool import LOG2E, TOUCH, PoolTensors
 
 
 def score_sketch(

@@ -8,17 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
+from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.errors import CoattnError, EngineError
 from coattn.serve.errors import ApiError, unavailable
 from coattn.step.trace.blocks import Seen
 from coattn.step.trace.step import StepTrace
 from coattn.types import Tier
-
-if TYPE_CHECKING:
-    from coattn.serve.call import HttpCall
 
 log = logging.getLogger("coattn.serve")
 
@@ -45,6 +43,21 @@ class Sample:
     """The last decode step."""
 
 
+class Waiting(Protocol):
+    """A request that waits for its tokens; the event loop calls it."""
+
+    wanted: int
+    """Answers that it asks for."""
+    handles: list[Handle]
+    """Of those, the ones that have begun."""
+
+    def fail(self, error: ApiError) -> None:
+        """The engine is lost."""
+
+    def wake(self) -> None:
+        """There is something new."""
+
+
 class EngineThread:
     """Owns the engine. Its methods are for the event loop, and none of them waits for a step.
 
@@ -68,11 +81,11 @@ class EngineThread:
         self.followed = 0.0
         """Until when somebody also wants to know which blocks are attended."""
         self.seen: Seen | None = None
-        self.calls: set[HttpCall] = set()
+        self.calls: set[Waiting] = set()
         self._began: float | None = None
         self._stalled = False
         self._stopping = threading.Event()
-        self._news: list[HttpCall] = []
+        self._news: list[Waiting] = []
         """Calls with something new. Only the thread appends; `_flush` hands them over."""
         self._thread = threading.Thread(target=self._run, name="coattn-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,7 +112,7 @@ class EngineThread:
         if self.state != "stopped":
             self._set("draining", "The server is shutting down.")
 
-    def note(self, call: HttpCall) -> None:
+    def note(self, call: Waiting) -> None:
         """Called by the thread while it steps: there is something new for `call`."""
         self._news.append(call)
 
@@ -220,7 +233,7 @@ class EngineThread:
             self._stalled = stalled
 
 
-def _wake(calls: list[HttpCall]) -> None:
+def _wake(calls: list[Waiting]) -> None:
     for call in calls:
         call.wake()
 

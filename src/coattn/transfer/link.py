@@ -18,8 +18,9 @@ from coattn.hf.prefilled import Prefilled
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel, ChannelError, RefusedError, digest
 from coattn.transfer.handshake import introduce
+from coattn.transfer.kinds import target
 from coattn.transfer.layout import Layout, Rows, Span, raw
-from coattn.transfer.transport import Frame, Target, target
+from coattn.transfer.transport import Frame, Target
 from coattn.transfer.watch import WAKE, Watch
 
 log = logging.getLogger("coattn.transfer")

@@ -29,9 +29,10 @@ from coattn.transfer.address import Address, same_user
 from coattn.transfer.channel import TICK_S, Channel, ChannelError, GoneError
 from coattn.transfer.handshake import introduce, mismatch
 from coattn.transfer.job import Job, Part, Sends, failed
+from coattn.transfer.kinds import source
 from coattn.transfer.layout import Layout, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
-from coattn.transfer.transport import Frame, Source, source
+from coattn.transfer.transport import Frame, Source
 from coattn.units import parse_bytes
 
 log = logging.getLogger("coattn.transfer")

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.errors import UnsupportedError
 from coattn.transfer.channel import Channel, Tick, digest
 from coattn.transfer.layout import Span, raw
 
@@ -60,30 +59,6 @@ class Source:
     def close(self) -> None:
         """Ends all writes."""
         self.end()
-
-
-def target(kind: str) -> Target:
-    """By the kind of an address. Raises UnsupportedError if it cannot be used here."""
-    return _kinds(kind)[0]()
-
-
-def source(kind: str) -> Source:
-    """By the kind of an address. Raises UnsupportedError if it cannot be used here."""
-    return _kinds(kind)[1]()
-
-
-def _kinds(kind: str) -> tuple[type[Target], type[Source]]:
-    if kind == "tcp":
-        return Target, Source
-    if kind == "shm":
-        from coattn.transfer.shm import ShmSource, ShmTarget
-
-        return ShmTarget, ShmSource
-    if kind == "nixl":
-        from coattn.transfer.nixl import NixlSource, NixlTarget
-
-        return NixlTarget, NixlSource
-    raise UnsupportedError(f"There is no transport {kind!r}.", "Use tcp, shm or nixl.")
 
 
 def mark(frame: Frame, parts: Sequence[Tensor]) -> Frame:

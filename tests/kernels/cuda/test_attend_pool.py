@@ -10,13 +10,14 @@ import torch
 from tests.kernels.pools import copied
 
 from coattn.auto.pool import TokenPool
-from coattn.kernels.attend_pool import SIZES, attend_near
-from coattn.kernels.attend_scored import Chosen
+from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda.nvrtc import FOLDER
+from coattn.kernels.pool_form import SIZES
+from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.rows import PackedRows
+from coattn.kernels.scored_entries import Chosen
 from coattn.kernels.softcap import softcap
-from coattn.kernels.token_pool import COLD, PoolTensors
 from coattn.state import AttnState, Split
 from coattn.types import BlockList, LayerShape
 from coattn.units import ceil_div

@@ -16,10 +16,10 @@ from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import bound_scores as bounds
 from coattn.kernels.cuda import score_digest as digests
 from coattn.kernels.cuda import score_sketch as cuda
+from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketcher, fit, spread_of
 from coattn.kernels.reference.pick_blocks import score_parts
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
-from coattn.kernels.token_pool import COLD, FRESH, PoolTensors
 from coattn.units import ceil_div
 
 KV_HEADS, SPLITS = 2, 2

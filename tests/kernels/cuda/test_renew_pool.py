@@ -11,11 +11,11 @@ from tests.kernels.cuda.emulator import modules
 from tests.kernels.pools import copied
 
 from coattn.auto.pool import TokenPool
-from coattn.kernels import token_pool
+from coattn.kernels import pool_memory, token_pool
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda import renew_pool as cuda
 from coattn.kernels.cuda.nvrtc import FOLDER
-from coattn.kernels.token_pool import COLD, NEVER, NONE, PoolTensors
+from coattn.kernels.pool_memory import COLD, NEVER, NONE, PoolTensors
 
 HEADS, D, SLOTS, TOKENS = 2, 8, 4, 400
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def consistent(pool: PoolTensors) -> None:
 def steps(world: str, hot: int, pins: int, count: int, monkeypatch: pytest.MonkeyPatch) -> PoolTensors:
     """Steps in which tokens are wanted and come, by PyTorch and by the kernel."""
     packed, places = world != "model", 96
-    for module in (token_pool, cuda):
+    for module in (pool_memory, token_pool, cuda):
         monkeypatch.setattr(module, "FRESH", 24)
     pool = filled(places, pins, packed, hot)
     if packed:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from tests.kernels.pools import copied
 
-from coattn.kernels.attend_scored import SPLITS, ScoredEntries, Taken, attend_scored
+from coattn.kernels.attend_scored import attend_scored
 from coattn.kernels.cuda import bound_scores, nvrtc
 from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.cuda.nvrtc import FOLDER
+from coattn.kernels.pool_memory import FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import WORD, Scan, Sketcher, fit, spread_of
+from coattn.kernels.scored_entries import SPLITS, ScoredEntries, Taken
 from coattn.kernels.sketch import score_sketch
-from coattn.kernels.token_pool import FRESH, PoolTensors
 
 KV_HEADS = 2
 

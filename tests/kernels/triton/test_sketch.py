@@ -11,10 +11,11 @@ from tests.kernels.pools import copied
 from coattn.auto.pool import TokenPool
 from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
-from coattn.kernels.attend_scored import ScoredEntries
+from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.kernels.quantise.sketch import WORD, Sketcher, fit, spread_of
-from coattn.kernels.token_pool import COLD, PoolTensors, bring, renew_pool
+from coattn.kernels.scored_entries import Chosen, ScoredEntries
+from coattn.kernels.token_pool import bring, renew_pool
 from coattn.state import Split
 from coattn.units import ceil_div
 
@@ -118,7 +119,7 @@ def look_up(
     q: torch.Tensor,
     pool: PoolTensors,
     seq: torch.Tensor,
-    chosen: plain_attend.Chosen,
+    chosen: Chosen,
     pieces: Split,
     where: slice,
     scale: float,

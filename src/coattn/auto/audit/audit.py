@@ -26,7 +26,8 @@ from coattn.auto.audit.tally import Tally
 from coattn.auto.floors import Floors
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable, TableMemory
-from coattn.kernels.note_case import NotedCase, note_case
+from coattn.kernels.note_case import note_case
+from coattn.kernels.noted_case import NotedCase
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.types import Selection, Step

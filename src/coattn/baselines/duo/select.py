@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, LayerShape, Selection, Step
 from coattn.units import ceil_div
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Maintenance
 
 ALTERNATE = "alternate"
 
@@ -61,7 +58,7 @@ class RetrievalHeads(Select):
         if config.host is not None:
             raise ConfigError(f"Rule {self.name!r} attends in GPU memory only.", "Set cache to gpu.")
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
         layers = cache.spec.layers
         labels = self._alternate(layers) if self._labels is None else self._labels.of(layers, str(self.heads))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ from coattn.parts.select.base import Select
 from coattn.parts.select.top_tokens import at_places
 from coattn.types import BlockList, Selection
 
-if TYPE_CHECKING:
-    from coattn.baselines.snapkv.maintenance import LastQueries
-    from coattn.parts.maintenance.base import Maintenance
+
+class KeptPositions(Protocol):
+    """Maintenance that chose positions of a prompt."""
+
+    def places(self, layer: int, seq: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Positions `[n, kv_heads, width]` int64 that `n` sequences attend to, and how many each leaves out, `[n]`."""
+
 
 POOLS = ("max", "avg")
 
@@ -48,7 +52,7 @@ class PromptTop(Select):
     window: int = 32
     kernel: int = 7
     pooling: str = "max"
-    _kept: LastQueries = field(init=False, repr=False)
+    _kept: KeptPositions = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_count("window", self.window, 1)
@@ -59,9 +63,9 @@ class PromptTop(Select):
         if self.pooling not in POOLS:
             raise ConfigError(f"pooling is {self.pooling!r}, but must be max or avg.", "Leave it out for max.")
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self._kept = cast("LastQueries", maintenance)
+        self._kept = maintenance
 
     def is_exact(self) -> bool:
         return False

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from coattn.auto.maintenance import pool_tokens
-from coattn.kernels.attend_pool import has_form
+from coattn.kernels.pool_form import has_form
 from coattn.kernels.quantise.rows import HOT, PackedRows
 from coattn.method.row import Composed
 from coattn.types import LayerShape

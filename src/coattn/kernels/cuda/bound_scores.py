@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import Int64, module
+from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.sketch import Scores
-from coattn.kernels.token_pool import PoolTensors
 
 THREADS = 64
 """Few: so that a program finds room beside those that attend."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import module
-from coattn.kernels.token_pool import COLD, FRESH, PoolTensors
+from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
 from coattn.units import ceil_div
 
 THREADS = 256

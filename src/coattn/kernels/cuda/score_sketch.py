@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from coattn.kernels.attend_scored import splits_of
 from coattn.kernels.cuda.nvrtc import Int64, available, module
+from coattn.kernels.pool_memory import COLD, FRESH, PIECES, TOUCH, PoolTensors
 from coattn.kernels.quantise.sketch import Scan, Scores, Sketcher
-from coattn.kernels.token_pool import COLD, FRESH, PIECES, TOUCH, PoolTensors
+from coattn.kernels.scored_entries import splits_of
 from coattn.kernels.triton.launch import follow
 from coattn.units import ceil_div
 

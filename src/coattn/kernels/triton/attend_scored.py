@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.attend_scored import MANY, Chosen, Lanes, ScoredEntries, Taken, splits_of
 from coattn.kernels.cuda import attend_pool as pools
 from coattn.kernels.cuda import score_sketch as cuda
+from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.quantise.sketch import Scan
+from coattn.kernels.scored_entries import MANY, Chosen, Lanes, ScoredEntries, Taken, splits_of
 from coattn.kernels.streams import SideStream
-from coattn.kernels.token_pool import COLD, FRESH, PoolTensors
 from coattn.kernels.triton.packed import Entries, read_entries
 from coattn.kernels.triton.softcap import capped
 from coattn.kernels.triton.token_pool import Home, place_for, put_rows

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.note_case import NotedCase
+from coattn.kernels.noted_case import NotedCase
 
 
 @triton.jit

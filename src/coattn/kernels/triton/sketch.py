@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.kernels.pool_memory import COLD
 from coattn.kernels.quantise.sketch import WORD, Scores, Sketcher, guess
-from coattn.kernels.token_pool import COLD
 from coattn.kernels.triton.softcap import capped
 
 ROWS = 128

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.kernels.pool_memory import FRESH, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks
-from coattn.kernels.token_pool import FRESH, PoolTensors
 from coattn.kernels.triton.packed import Entries, read_entries
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -12,9 +12,6 @@ from coattn.part import Part
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
 from coattn.types import Selection
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Maintenance
 
 
 @dataclass
@@ -28,8 +25,8 @@ class Select(Part):
 
     cache: KVCache = field(init=False, repr=False)
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
-        """Meets what it will pick from, after they were opened."""
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
+        """Meets what it will pick from, after they were opened. maintenance: the row's; rules do not know its class."""
         self.cache = cache
 
     def works(self, config: CacheConfig) -> frozenset[str]:

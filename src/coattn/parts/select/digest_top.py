@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -22,9 +22,13 @@ from coattn.parts.select.base import Select
 from coattn.parts.select.picks import Picks, rows_of
 from coattn.types import BlockList, Selection, Step
 
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Maintenance
-    from coattn.parts.maintenance.recall.recall import Recall
+
+class BlockPools(Protocol):
+    """Maintenance that has pools of resident blocks."""
+
+    def pool(self, layer: int) -> Residents:
+        """A layer's pool, as kernels take it."""
+
 
 NEWEST = 2
 """Blocks that are always attended where everything lies on the GPU; elsewhere the window."""
@@ -55,7 +59,7 @@ class DigestTop(Select):
     picks: Picks | None = field(init=False, repr=False, default=None)
     """What decode steps over a DRAM tier pick; None before the first."""
     _digests: Digests = field(init=False, repr=False)
-    _recall: Recall | None = field(init=False, repr=False, default=None)
+    _pools: BlockPools | None = field(init=False, repr=False, default=None)
     _empty: dict[int, Residents] = field(init=False, repr=False, default_factory=dict)
     """By layer: a pool that nobody fills, where there is no maintenance that has one."""
     _host: bool = field(init=False, repr=False, default=False)
@@ -76,10 +80,10 @@ class DigestTop(Select):
                 f"Give {least} or more, or a smaller block.",
             )
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
         self._digests = cast("Digests", index)
-        self._recall = cast("Recall", maintenance) if "pool" in maintenance.provides else None
+        self._pools = maintenance if "pool" in maintenance.provides else None
 
     def is_exact(self) -> bool:
         return False
@@ -91,7 +95,7 @@ class DigestTop(Select):
         """The budget; where a pool of residents is attended as a whole, as many misses may come beside it."""
         if self.dense_layers:
             return None
-        return self.budget if self._recall is None else 2 * self.budget
+        return self.budget if self._pools is None else 2 * self.budget
 
     def pick(self, call: AttentionCall) -> Selection:
         visible = call.visible
@@ -134,8 +138,8 @@ class DigestTop(Select):
         )
 
     def _pool(self, layer: int) -> Residents:
-        if self._recall is not None:
-            return self._recall.pool(layer)
+        if self._pools is not None:
+            return self._pools.pool(layer)
         if layer not in self._empty:
             spec, shape = self.cache.spec, self.cache.spec.layers[layer]
             nobody = torch.full((spec.seqs + 1, shape.kv_heads, 1), -1, dtype=torch.int32, device=shape.device)

@@ -15,7 +15,6 @@ from coattn.parts.select.base import Select
 from coattn.types import Selection
 
 if TYPE_CHECKING:
-    from coattn.parts.maintenance.base import Maintenance
     from coattn.parts.maintenance.entries.entries import Entries
 
 
@@ -40,7 +39,7 @@ class MawThreshold(Select):
     def __post_init__(self) -> None:
         check_number("beta", self.beta, 0)
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
         self._entries = cast("Entries", maintenance)
 

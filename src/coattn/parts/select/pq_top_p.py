@@ -23,7 +23,6 @@ from coattn.types import BlockList, RowWork, Selection, Term
 
 if TYPE_CHECKING:
     from coattn.kernels.cuda.top_p import Work
-    from coattn.parts.maintenance.base import Maintenance
 
 RESTS = ("mean", "none")
 
@@ -64,7 +63,7 @@ class PqTopP(Select):
         if self.tail not in RESTS:
             raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(RESTS)}.")
 
-    def open(self, cache: KVCache, index: Index, maintenance: Maintenance) -> None:
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
         self._codes, self._rescored, self._work = cast("Codes", index), cache.config.host == "kv", None
         self._refused = "what is selected is scored again on the host" if self._rescored else None

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.parts.maintenance.entries.owner import EntryOwner
 from coattn.parts.maintenance.entries.weighing import Weighed, weigh_host, weigh_window
 from coattn.units import ceil_div
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.entries.entries import Entries
 
 REST = 2.0
 """How long a thread rests after a piece of work, by the time that it took: copies take memory bandwidth, which is what
@@ -30,7 +28,7 @@ class Choice:
     and without a rest. Where the keys are still in spare GPU memory they are read there, else out of DRAM.
     """
 
-    def __init__(self, entries: Entries, slot: int, length: int) -> None:
+    def __init__(self, entries: EntryOwner, slot: int, length: int) -> None:
         """length: of the sequence, with the token that it decodes next."""
         self.entries, self.slot, self.length = entries, slot, length
         self.first = entries.gpu.first(length)

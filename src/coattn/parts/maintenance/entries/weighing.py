@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,7 @@ from torch import Tensor
 from coattn.kernels.read_keys import read_keys
 from coattn.kernels.reference.append import read_rows
 from coattn.kernels.softcap import softcap
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.entries.choosing import Choice
-    from coattn.parts.maintenance.entries.entries import Entries
+from coattn.parts.maintenance.entries.owner import Chosen, EntryOwner
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -51,7 +48,7 @@ def weights_over(
     return torch.stack(found)
 
 
-def weigh_host(choice: Choice, layer: int) -> Tensor:
+def weigh_host(choice: Chosen, layer: int) -> Tensor:
     """`[kv_heads, entries]` on the layer's device: the weights of the queries over the blocks that are chosen from; of
     nobody, zero. Reads keys, on the current stream of the device."""
     entries, q = choice.entries, choice.heard.get(layer)
@@ -70,7 +67,7 @@ def weigh_host(choice: Choice, layer: int) -> Tensor:
 
 
 def weigh_window(
-    entries: Entries, layer: int, slot: int, before: int, length: int, q: Tensor | None, scale: float
+    entries: EntryOwner, layer: int, slot: int, before: int, length: int, q: Tensor | None, scale: float
 ) -> Weighed:
     """The queries of the last tokens weigh the window's entries, as decode steps would have. Changes nothing.
 
@@ -103,7 +100,7 @@ def weigh_window(
     return Weighed(layer, ids, rows, made)
 
 
-def addresses(entries: Entries, ids: list[int]) -> Tensor:
+def addresses(entries: EntryOwner, ids: list[int]) -> Tensor:
     """`[layers, len(ids), kv_heads]`: where the keys of blocks in DRAM begin."""
     memories = [entries.host[layer] for layer in entries.cache.spec.layers]
     base = torch.tensor([memory.data_ptr() for memory in memories])
