@@ -18,8 +18,8 @@ METHODS = (
         select="weight_floor",
         executor="fetch",
         maintenance="fit",
-        summary="Lossy. To a stated quality: KV in DRAM; a few bits of every key say which tokens matter to a "
-        "query; the GPU fetches those, the mean stands in for the rest.",
+        summary="Lossy. KV in DRAM. A few bits of every key stay on the GPU and pick the tokens that a query needs; "
+        "the GPU fetches those, the mean stands in for the others. You set the error, not a budget.",
         params={"window_blocks": 4},
     ),
 )

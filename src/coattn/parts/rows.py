@@ -54,7 +54,8 @@ HGCA = Method(
     executor="cpu",
     schedule="same_layer",
     maintenance="entries",
-    summary="Lossy. Window on the GPU; of the rest, in DRAM, the CPU attends to what each head attended to.",
+    summary="Lossy. Recent tokens in GPU memory; of the older ones, in DRAM, the CPU attends to those that each head "
+    "attended to before.",
     paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
 )
 SCOUT = Method(
@@ -65,8 +66,8 @@ SCOUT = Method(
     executor="cpu",
     schedule="layer_ahead",
     maintenance="recall",
-    summary="Lossy. KV in DRAM; the GPU attends to the blocks it holds, the CPU, one layer ahead, to others "
-    "whose digests promise most.",
+    summary="Lossy. KV in DRAM. The GPU attends to the blocks that it holds; the CPU, one layer ahead, to those of the "
+    "others that promise most.",
     paper="ScoutAttention, 2026",
     params={"window_blocks": 2, "slack": 0.5, "sink_blocks": 1},
 )
@@ -77,8 +78,8 @@ HCATTENTION = Method(
     select="pq_top_p",
     executor="cpu",
     schedule="same_layer",
-    summary="Lossy. Key codes in GPU memory give the weights; the CPU adds up the values that weigh most; the "
-    "others count with the mean.",
+    summary="Lossy. Codes of the keys in GPU memory give every token's weight. The CPU sums up the values that weigh "
+    "most; the mean stands in for the others.",
     paper="Yang et al., HCAttention, 2025",
     params={"window_blocks": 4},
 )
