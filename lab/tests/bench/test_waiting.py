@@ -63,6 +63,6 @@ def test_who_waits_for_whom_on_a_gpu() -> None:
     rows = {row["method"]: row for row in json.loads(done.stdout)["rows"]}
     assert all(row["idle_steps"] >= 3 for row in rows.values())
     assert rows["full"]["gpu_idle"] == 0
-    assert rows["offload"]["idle_cpu"] == 0 < 0.1 < rows["offload"]["idle_pcie"] <= 1
-    assert rows["cpu"]["idle_pcie"] == 0 < 0.1 < rows["cpu"]["idle_cpu"] <= 1
+    assert rows["offload"]["idle_cpu"] == 0 < 0.3 < rows["offload"]["idle_pcie"] <= 1
+    assert rows["cpu"]["idle_pcie"] == 0 < 0.3 < rows["cpu"]["idle_cpu"] <= 1
     assert rows["offload"]["gpu_idle"] == pytest.approx(rows["offload"]["idle_pcie"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache import available
-from coattn.cache.host_memory import host_memory, lends
+from coattn.cache.host_memory import host_memory
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
 from coattn.kernels.current import current
@@ -269,8 +269,7 @@ class BlockMemory:
         devices = {shape.device.type for shape in self.layers.values()}
         # a budget that was given is believed: machines exist whose memory grows as it is used
         unsaid = self.ledger.limit(self.tier) is None
-        lent = self.tier == "host" and lends(nbytes, self._device())
-        if unsaid and not lent and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
+        if unsaid and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
             available.require(nbytes, self.what, PLACE[self.tier])
 
     def _allocate(self, blocks: int, layers: Mapping[int, LayerShape]) -> dict[int, Tensor]:

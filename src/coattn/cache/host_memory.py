@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +12,6 @@ from coattn.cache import available
 from coattn.cache.ledger import PLACE
 
 HUGE_PAGE_BYTES = 2 << 20
-MIN_LENT_BYTES = 1 << 30
-lender: Callable[[int], Tensor] | None = None
-"""Where a benchmark of many caches takes pieces of MIN_LENT_BYTES and more from: see `coattn_lab.bench.reused`."""
 
 
 def host_memory(nbytes: int, device: torch.device) -> Tensor:
@@ -28,18 +24,11 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     if device.type != "cuda" or nbytes == 0:
         return torch.zeros(nbytes, dtype=torch.uint8)
-    if lender is not None and lends(nbytes, device):
-        return lender(nbytes)
     from coattn import native
 
     arena = native.Arena(nbytes, device)
     arena.grow(nbytes)
     return arena.memory()[:nbytes]
-
-
-def lends(nbytes: int, device: torch.device) -> bool:
-    """Whether a benchmark has taken such a piece already, which the machine then need not have once more."""
-    return lender is not None and nbytes >= MIN_LENT_BYTES and device.type == "cuda"
 
 
 class Growing:
