@@ -25,7 +25,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
 from coattn.cache.values import ValueMemory
 from coattn.kernels.upload import upload
-from coattn.types import BlockList, Phase, Selection, Step, Tier
+from coattn.types import BlockList, Phase, Selection, Step
 from coattn.units import ceil_div
 
 
@@ -130,14 +130,6 @@ class KVCache:
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         self.gpu.truncate(slot, length, keep)
-
-    def bytes_for(self, tokens: int) -> dict[Tier, int]:
-        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-        return self.gpu.bytes_for(tokens)
-
-    def free_bytes(self) -> dict[Tier, int | None]:
-        """Bytes per tier that sequences can still be given of it; None: no limit."""
-        return self.gpu.free_bytes()
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
