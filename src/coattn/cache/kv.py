@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.host import HostTier
+from coattn.cache.host_blocks import host_blocks
 from coattn.cache.layout.all_blocks import AllBlocks
 from coattn.cache.layout.base import DenseHistory, Layout
 from coattn.cache.layout.kept import KeptTokens
@@ -19,11 +19,9 @@ from coattn.cache.layout.newest import NewestBlocks
 from coattn.cache.layout.recent import RecentTokens
 from coattn.cache.observer import BlockObserver, Filled, KeySource
 from coattn.cache.prompt_buffer import PromptKVBuffer
-from coattn.cache.scales import ScaleMemory
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
-from coattn.cache.values import ValueMemory
 from coattn.kernels.upload import upload
 from coattn.types import BlockList, Phase, Selection, Step
 from coattn.units import ceil_div
@@ -64,7 +62,7 @@ class KVCache:
         else:
             sinks = getattr(given, "sink_blocks", spec.plan.sink_blocks)
             keys = cast("KeySource", index) if config.host == "v" else None
-            self.host = HostTier(self.block, spec, _host_memory(given, spec, side), keys)
+            self.host = HostTier(self.block, spec, host_blocks(given, spec, side), keys)
             self.gpu = NewestBlocks(self.block, spec, given.window_blocks, sinks, self.host, self.prompts)
 
     def open(self) -> None:
@@ -203,23 +201,6 @@ class KVCache:
                 ids = self.host.table.owned.get(slot, [])[self.gpu.sinks : first]
                 host.append((torch.tensor(ids), (first - self.gpu.sinks) * self.block))
         return Selection.of(_block_list(gpu, device), _block_list(host, torch.device("cpu")))
-
-
-def _host_memory(config: Any, spec: CacheSpec, side: BlockMemory | None) -> BlockMemory:
-    """Of keys and values, or of values alone. side: what an index keeps of every block, in the GPU tier."""
-    block, dtype = config.block, config.host_dtype
-    if config.host == "v":
-        return ValueMemory(spec.layers, block, spec.ledger, "Keeping every value", dtype, side)
-    scales = None
-    if dtype != "model" and spec.plan.scales_on_gpu:
-        scales = ScaleMemory(spec.layers, block, spec.ledger)
-        if side is None:
-            side = scales
-        else:
-            side.side = scales
-    memory = BlockMemory("host", spec.layers, block, spec.ledger, "Keeping every token", dtype, side)
-    memory.scales = scales
-    return memory
 
 
 def _block_list(parts: Sequence[tuple[Tensor, int]], device: torch.device) -> BlockList | None:
