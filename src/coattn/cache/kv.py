@@ -40,13 +40,14 @@ class KVCache:
         """index: follows the blocks; a KeySource where their keys are not in DRAM, which `config` says (`needs`)."""
         side = index.side(spec, config)
         self.prompts: PromptKVBuffer | None = None
-        """Prompts whose later chunks need keys that the cache does not keep, or would fetch from DRAM."""
+        """With a DRAM tier: prompts whose later chunks need keys that it does not keep, or would fetch from there."""
         if config.host == "v":
             spec = replace(spec, prompt_token_bytes=spec.block_bytes(1))
             self.prompts = PromptKVBuffer(spec, config.block)
-        elif config.host == "kv" and spec.fixed and (spec.device.type == "cuda" or spec.ledger.limit("gpu")):
+        elif config.host == "kv":
             # fixed: whatever sequences will need of the budget was taken at first
-            self.prompts = PromptKVBuffer(spec, config.block, spare_room=True)
+            spare = spec.fixed and bool(spec.device.type == "cuda" or spec.ledger.limit("gpu"))
+            self.prompts = PromptKVBuffer(spec, config.block, spare_room=True, used=spare)
         self.config, self.spec, self.block = config, spec, config.block
         self.host: HostTier | None = None
         self.gpu: Layout
@@ -63,6 +64,7 @@ class KVCache:
             sinks = getattr(given, "sink_blocks", spec.plan.sink_blocks)
             keys = cast("KeySource", index) if config.host == "v" else None
             self.host = HostTier(self.block, spec, host_blocks(given, spec, side), keys)
+            assert self.prompts is not None
             self.gpu = NewestBlocks(self.block, spec, given.window_blocks, sinks, self.host, self.prompts)
 
     def open(self) -> None:
@@ -90,7 +92,7 @@ class KVCache:
     def visible(self, layer: int, step: Step) -> Selection:
         """The stored history of a step that is no decode step; the same for every layer of a device."""
         device = self.spec.layers[layer].device
-        return self.gpu.once.get(("visible", step, device), lambda: self._visible(step, device))
+        return self.gpu.once(("visible", step, device), lambda: self._visible(step, device))
 
     def history(self, layer: int, slot: int, step: Step) -> DenseHistory | None:
         """The same of one sequence, where it must be attended position by position; None where it is a set."""
@@ -104,7 +106,7 @@ class KVCache:
     def commit(self, step: Step) -> None:
         """The step is over: its tokens are history now."""
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
-            self.gpu.once.clear()
+            self.gpu.end_step()
         self.gpu.commit(step)
         if self.host is not None:
             self.host.memory.wait_writes()
@@ -115,7 +117,7 @@ class KVCache:
         ran: whether any layer of it did. Then chunks may have been written over what windows and rings had.
         """
         if step.phase is not Phase.DECODE:
-            self.gpu.once.clear()
+            self.gpu.end_step()
         if self.host is not None:
             self.host.memory.wait_writes()
         torn = set()

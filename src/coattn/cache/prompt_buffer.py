@@ -56,8 +56,9 @@ class PromptKVBuffer:
     for the next prompt, since memory that a GPU can read takes long to make.
     """
 
-    def __init__(self, spec: CacheSpec, block: int, spare_room: bool = False) -> None:
-        self.spec, self.block, self.spare_room = spec, block, spare_room
+    def __init__(self, spec: CacheSpec, block: int, spare_room: bool = False, used: bool = True) -> None:
+        """used: whether any prompt is kept; one that is not is read from DRAM, chunk after chunk."""
+        self.spec, self.block, self.spare_room, self.used = spec, block, spare_room, used
         self.held: dict[int, BufferedPrompt] = {}
         self.token_bytes = sum(shape.token_bytes for shape in spec.layers.values())
         self.pages = PageCache()
@@ -71,7 +72,9 @@ class PromptKVBuffer:
         blocks_of: `(slot, blocks) ->` a sequence's first blocks.
         Raises BudgetError; what was taken so far stays until the prompt ends. In spare room there is no error.
         """
-        fresh = {}
+        fresh: dict[int, int] = {}
+        if not self.used or not (step.more or self.pages or self.held):
+            return fresh
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             more, known = slot in step.more, history // self.block
             if slot not in self.held and self.spare_room and history:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 
 import torch
@@ -15,7 +16,6 @@ from coattn.cache.snapshot import Averages, Copied, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
 from coattn.kernels.reference.append import read_rows, write_rows
-from coattn.kernels.upload import upload
 from coattn.types import Step
 from coattn.units import ceil_div
 
@@ -27,20 +27,19 @@ class RecentTokens(Layout):
     always a prefix of the places, full or not, and attention over it is attention over a block list.
     """
 
+    unshared = "tokens that leave its window are gone"
+
     def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, turned: TurnedSinks | None) -> None:
         """turned: the keys of first tokens, where positions count inside the cache."""
         super().__init__(block, spec)
         self._turned, self.numbered = turned, turned is not None
+        self._turned_bytes = 0 if turned is None else turned.bytes
         what = "A window" if recent is None else f"A window of {sinks} + {recent} tokens"
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.first_tokens, self._recent = sinks, recent
         self.size = 0
-        self._count: dict[int, int] = {}
+        self._count: Counter[int] = Counter()
         """By sequence: entries written so far, those that were overwritten included."""
-
-    @property
-    def _turned_bytes(self) -> int:
-        return 0 if self._turned is None else self._turned.bytes
 
     def min_bytes(self) -> int:
         blocks = self.spec.seqs * ceil_div(self.first_tokens + (self._recent or 1), self.block) + self.spec.padding
@@ -70,13 +69,9 @@ class RecentTokens(Layout):
             blocks = min(blocks, max(ceil_div(spec.tokens, self.block), least))
         return blocks * self.block
 
-    def count(self, slot: int) -> int:
-        """Entries written so far."""
-        return self._count.get(slot, 0)
-
     def stored_tokens(self, slot: int, history: int) -> int:
         """Not the history: entries are numbered anew where some were taken back."""
-        return self.count(slot)
+        return self._count[slot]
 
     def entries(self, slot: int, tokens: int) -> int:
         return min(tokens, self.size)
@@ -103,7 +98,7 @@ class RecentTokens(Layout):
 
     def stored(self, slot: int) -> Tensor:
         """Numbers of the entries that are there, oldest first."""
-        count = self.count(slot)
+        count = self._count[slot]
         first = max(self.first_tokens, count - self.ring)
         return torch.cat([torch.arange(min(self.first_tokens, count)), torch.arange(first, max(count, first))])
 
@@ -116,7 +111,7 @@ class RecentTokens(Layout):
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
         super().append(layer, k, v, step)
         for slot, (start, end) in zip(step.slots, step.spans, strict=True) if self._turned is not None else ():
-            first = self.count(slot)
+            first = self._count[slot]
             self._turned.keep(layer, slot, torch.arange(first, first + end - start), k[start:end])  # type: ignore[union-attr]
         return []
 
@@ -126,24 +121,23 @@ class RecentTokens(Layout):
             self._turned.turn(layer, self.memory[layer], k, tables, self.dummy_block)
 
     def commit(self, step: Step) -> None:
-        for slot, n in zip(step.slots, step.new, strict=True):
-            self._count[slot] = self.count(slot) + n
+        self._count.update(dict(zip(step.slots, step.new, strict=True)))
 
     def history(self, layer: int, slot: int, length: int) -> DenseHistory | None:
-        if not self.count(slot):
+        if not self._count[slot]:
             return None
         device = self.spec.layers[layer].device
-        places = self.once.get(("ring", slot, device), lambda: self._places_of(slot, self.stored(slot), device))
+        places = self.once(("ring", slot, device), lambda: self.places_on(device, slot, self.stored(slot)))
         k, v = read_rows(self.memory[layer], *places)
         if self._turned is None:
             return DenseHistory(k, v, self.first_tokens, self.ring)
         return DenseHistory(self._turned.read(layer, slot, k), v, self.first_tokens, self.ring, length)
 
     def overwrites(self, slot: int, history: int, new: int) -> bool:
-        return self.count(slot) + new > self.size
+        return self._count[slot] + new > self.size
 
     def goes_back(self, slot: int) -> bool:
-        return self.count(slot) <= self.size
+        return self._count[slot] <= self.size
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """What the ring has overwritten stays gone; the entries that are left move to the front, in order."""
@@ -152,10 +146,10 @@ class RecentTokens(Layout):
             return
         entries = self.stored(slot)
         # sinks have their places by position, the others count from the end
-        left = entries[torch.where(entries < self.first_tokens, entries, entries + length - self.count(slot)) < keep]
+        left = entries[torch.where(entries < self.first_tokens, entries, entries + length - self._count[slot]) < keep]
         for layer, shape in self.spec.layers.items():
-            k, v = read_rows(self.memory[layer], *self._places_of(slot, left, shape.device))
-            write_rows(self.memory[layer], *self._places_of(slot, torch.arange(len(left)), shape.device), k, v)
+            k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, left))
+            write_rows(self.memory[layer], *self.places_on(shape.device, slot, torch.arange(len(left))), k, v)
         self._count[slot] = len(left)
 
     def release(self) -> None:
@@ -166,14 +160,10 @@ class RecentTokens(Layout):
 
     # a sequence outside its slot
 
-    @property
-    def unshared(self) -> str | None:
-        return "tokens that leave its window are gone"
-
     def take(self, slot: int, tokens: int, averages: Averages) -> Snapshot:
-        found, stored = {"count": torch.tensor([self.count(slot)])}, self.stored(slot)
+        found, stored = {"count": torch.tensor([self._count[slot]])}, self.stored(slot)
         for layer, shape in self.spec.layers.items():
-            k, v = read_rows(self.memory[layer], *self._places_of(slot, stored, shape.device))
+            k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, stored))
             k = k if self._turned is None else self._turned.read(layer, slot, k)
             found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
         return Snapshot(tensors=found)
@@ -184,7 +174,7 @@ class RecentTokens(Layout):
         stored = self.stored(slot)
         for layer, shape in self.spec.layers.items():
             k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
-            write_rows(self.memory[layer], *self._places_of(slot, stored, shape.device), k, v)
+            write_rows(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
             if self._turned is not None:
                 self._turned.keep(layer, slot, torch.arange(len(k)), k)
         return Copied(0, sum(x.nbytes for x in found.values()))
@@ -198,7 +188,3 @@ class RecentTokens(Layout):
     def snapshot_goes_back(self, snapshot: Snapshot) -> bool:
         """Not where its ring has overwritten what its last tokens came after."""
         return int(snapshot.tensors["count"]) <= self.size
-
-    def _places_of(self, slot: int, entries: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        ids, rows = self.places(slot, entries)
-        return upload(ids, device), upload(rows, device)
