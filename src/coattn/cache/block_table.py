@@ -223,14 +223,10 @@ class BlockTable:
 
     def _write(self, slot: int, start: int) -> None:
         """The blocks of a sequence from `start` on have changed."""
-        owned = self.owned[slot]
+        owned, had = self.owned[slot], self.rows
         self.list_version[slot] = self.list_version.get(slot, 0) + 1
-        self._widen(slot + 1, len(owned))
-        self.rows[slot, start : len(owned)] = torch.tensor(owned[start:], dtype=torch.int32)
-
-    def _widen(self, slots: int, width: int) -> None:
-        had = self.rows
-        if slots > had.shape[0] or width > had.shape[1]:
-            wider = max(width, 2 * had.shape[1]) if width > had.shape[1] else had.shape[1]
-            self.rows = torch.zeros(max(slots, had.shape[0]), wider, dtype=torch.int32)
+        if slot >= had.shape[0] or len(owned) > had.shape[1]:
+            width = max(len(owned), 2 * had.shape[1]) if len(owned) > had.shape[1] else had.shape[1]
+            self.rows = torch.zeros(max(slot + 1, had.shape[0]), width, dtype=torch.int32)
             self.rows[: had.shape[0], : had.shape[1]] = had
+        self.rows[slot, start : len(owned)] = torch.tensor(owned[start:], dtype=torch.int32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache import available
-from coattn.cache.host_memory import host_memory
+from coattn.cache.host_memory import host_memory, layer_views
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
 from coattn.kernels.current import current
@@ -272,12 +272,8 @@ class BlockMemory:
                 ) from error
         # layers that are made together lie in one stretch of memory; a GPU of any layer makes it readable by GPUs
         nbytes = blocks * sum(map(self.layer_bytes, layers.values()))
-        memory, start, tensors = host_memory(nbytes, self._device()), 0, {}
-        for i, shape in layers.items():
-            end = start + blocks * self.layer_bytes(shape)
-            tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
-            start = end
-        return tensors
+        sizes = {i: (self.dtype(s), self.size(blocks, s)) for i, s in layers.items()}
+        return layer_views(host_memory(nbytes, self._device()), sizes)
 
 
 def runs(ids: list[int]) -> Iterator[tuple[int, int]]:

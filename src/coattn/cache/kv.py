@@ -57,8 +57,8 @@ class KVCache:
         elif config.gpu == "kept":
             self.gpu = KeptTokens(self.block, spec, side)
         elif config.gpu == "recent":
-            inside = given.positions == "cache" and given.sinks
-            turned = TurnedSinks(spec, self.block, given.sinks) if inside else None
+            counted = given.positions == "cache" and given.sinks > 0
+            turned = TurnedSinks(spec, self.block, given.sinks, counted)
             self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent, turned)
         else:
             sinks = getattr(given, "sink_blocks", spec.plan.sink_blocks)

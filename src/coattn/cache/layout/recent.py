@@ -29,11 +29,10 @@ class RecentTokens(Layout):
 
     unshared = "tokens that leave its window are gone"
 
-    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, turned: TurnedSinks | None) -> None:
+    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, turned: TurnedSinks) -> None:
         """turned: the keys of first tokens, where positions count inside the cache."""
         super().__init__(block, spec)
-        self._turned, self.numbered = turned, turned is not None
-        self._turned_bytes = 0 if turned is None else turned.bytes
+        self._turned, self.numbered = turned, turned.counted
         what = "A window" if recent is None else f"A window of {sinks} + {recent} tokens"
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.first_tokens, self._recent = sinks, recent
@@ -43,7 +42,7 @@ class RecentTokens(Layout):
 
     def min_bytes(self) -> int:
         blocks = self.spec.seqs * ceil_div(self.first_tokens + (self._recent or 1), self.block) + self.spec.padding
-        return blocks * self.memory.block_bytes + self._turned_bytes
+        return blocks * self.memory.block_bytes + self._turned.bytes
 
     def open(self) -> None:
         self.size = self._choose()
@@ -54,8 +53,7 @@ class RecentTokens(Layout):
             self.memory.fix(blocks)
         else:
             self.memory.reserve(blocks)
-        if self._turned is not None:
-            self._turned.open()
+        self._turned.open()
 
     def _choose(self) -> int:
         spec, room = self.spec, self.spec.ledger.room("gpu")
@@ -64,7 +62,7 @@ class RecentTokens(Layout):
         if room is None:
             return max(DEFAULT_WINDOW_TOKENS, self.first_tokens + self.block)
         least = ceil_div(self.first_tokens + 1, self.block)
-        blocks = max(least, ((room - self._turned_bytes) // self.memory.block_bytes - spec.padding) // spec.seqs)
+        blocks = max(least, ((room - self._turned.bytes) // self.memory.block_bytes - spec.padding) // spec.seqs)
         if spec.tokens is not None:
             blocks = min(blocks, max(ceil_div(spec.tokens, self.block), least))
         return blocks * self.block
@@ -110,15 +108,14 @@ class RecentTokens(Layout):
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
         super().append(layer, k, v, step)
-        for slot, (start, end) in zip(step.slots, step.spans, strict=True) if self._turned is not None else ():
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True) if self._turned.counted else ():
             first = self._count[slot]
-            self._turned.keep(layer, slot, torch.arange(first, first + end - start), k[start:end])  # type: ignore[union-attr]
+            self._turned.keep(layer, slot, torch.arange(first, first + end - start), k[start:end])
         return []
 
     def append_rows(self, layer: int, k: Tensor, v: Tensor, tables: TableMemory) -> None:
         super().append_rows(layer, k, v, tables)
-        if self._turned is not None:
-            self._turned.turn(layer, self.memory[layer], k, tables, self.dummy_block)
+        self._turned.turn(layer, self.memory[layer], k, tables, self.dummy_block)
 
     def commit(self, step: Step) -> None:
         self._count.update(dict(zip(step.slots, step.new, strict=True)))
@@ -129,9 +126,8 @@ class RecentTokens(Layout):
         device = self.spec.layers[layer].device
         places = self.once(("ring", slot, device), lambda: self.places_on(device, slot, self.stored(slot)))
         k, v = read_rows(self.memory[layer], *places)
-        if self._turned is None:
-            return DenseHistory(k, v, self.first_tokens, self.ring)
-        return DenseHistory(self._turned.read(layer, slot, k), v, self.first_tokens, self.ring, length)
+        position = length if self._turned.counted else None
+        return DenseHistory(self._turned.read(layer, slot, k), v, self.first_tokens, self.ring, position)
 
     def overwrites(self, slot: int, history: int, new: int) -> bool:
         return self._count[slot] + new > self.size
@@ -155,8 +151,7 @@ class RecentTokens(Layout):
     def release(self) -> None:
         self._count.clear()
         super().release()
-        if self._turned is not None:
-            self._turned.release()
+        self._turned.release()
 
     # a sequence outside its slot
 
@@ -164,7 +159,7 @@ class RecentTokens(Layout):
         found, stored = {"count": torch.tensor([self._count[slot]])}, self.stored(slot)
         for layer, shape in self.spec.layers.items():
             k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, stored))
-            k = k if self._turned is None else self._turned.read(layer, slot, k)
+            k = self._turned.read(layer, slot, k)
             found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
         return Snapshot(tensors=found)
 
@@ -175,8 +170,7 @@ class RecentTokens(Layout):
         for layer, shape in self.spec.layers.items():
             k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
             write_rows(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
-            if self._turned is not None:
-                self._turned.keep(layer, slot, torch.arange(len(k)), k)
+            self._turned.keep(layer, slot, torch.arange(len(k)), k)
         return Copied(0, sum(x.nbytes for x in found.values()))
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
