@@ -71,7 +71,7 @@ def own_flags(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("kind", "methods", "flags"),
     [
-        (KVCache, 12, 1),
+        (KVCache, 10, 1),
         (Part, 7, 6),
         (Index, 9, 5),
         (Select, 4, 6),

@@ -32,11 +32,7 @@ class Part:
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """Parameter name -> default."""
-        found = {}
-        for f in fields(cls):
-            if f.init:
-                found[f.name] = f.default if f.default is not MISSING else None
-        return found
+        return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.init}
 
     def is_exact(self) -> bool:
         """Whether nothing is lost with the parameters it has; a method is exact if all its parts are."""

@@ -92,7 +92,7 @@ def test_packed_codes_take_what_they_say() -> None:
         world = World(groups=4, code_bits=bits)
         codes = cast("Codes", world.group.index).memory[0]
         assert codes.shape[-1] * codes.element_size() == size
-        assert world.group.cache.bytes_for(BLOCK)["gpu"] == BLOCK * KV * size
+        assert world.group.cache.gpu.bytes_for(BLOCK)["gpu"] == BLOCK * KV * size
 
 
 def test_keys_in_dram_are_counted() -> None:

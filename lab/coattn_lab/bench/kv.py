@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from coattn import native
+from coattn.cache.blocks import BlockMemory
 from coattn.kernels.native.attend import source
 from coattn.kernels.quantise.pack import pack
 from coattn.step.runtime import Runtime
@@ -23,7 +24,7 @@ def fill_randomly(runtime: Runtime) -> None:
         cache = group.cache
         memories = [cache.gpu.memory] if cache.host is None else [cache.gpu.memory, cache.host.memory]
         for memory in memories:
-            memory.fill_randomly()
+            _fill(memory)
         codes = "codes" in group.index.provides and cast("Codes", group.index).books.groups
         if codes:
             _fill_codes(cast("Codes", group.index))
@@ -33,7 +34,25 @@ def fill_randomly(runtime: Runtime) -> None:
         for memory in memories:
             # codes follow from keys, before the first decode step
             if memory.side is not None and not codes and "prompt_codes" not in group.index.provides:
-                memory.side.fill_randomly()
+                _fill(memory.side)
+
+
+def _fill(memory: BlockMemory) -> None:
+    """Random numbers in every block; of host memory, the same few over and over."""
+    for layer, shape in memory.layers.items():
+        blocks = memory[layer]
+        if not blocks.is_floating_point() and memory.tier == "gpu":
+            blocks.random_(-(1 << 31), (1 << 31) - 1)
+        elif memory.tier == "gpu":
+            blocks.normal_()
+        else:
+            tokens = min(len(blocks), SOME) * memory.block
+            k, v = torch.randn(2, tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
+            some = memory.pack(k, v)
+            for start in range(0, len(blocks), len(some) or 1):
+                part = some[: len(blocks) - start]
+                blocks[start : start + len(part)].copy_(part)
+                memory.note_scales(layer, range(start, start + len(part)), part)
 
 
 def fill_books(books: Books) -> None:
@@ -56,7 +75,7 @@ def _fill_codes(index: Codes) -> None:
 
 
 SOME = 512
-"""Blocks whose codes are drawn; the others repeat them."""
+"""Blocks that are drawn; the others repeat them."""
 PASSES = 3
 
 

@@ -54,7 +54,7 @@ def test_what_fits_is_what_a_runtime_takes(method: str) -> None:
 def test_of_hgca_what_may_be_chosen_takes_room_too(host_dtype: str) -> None:
     case = Case("hgca", 1, 1024, {"block": 32, "window_blocks": 4, "capacity": 0.25, "host_dtype": host_dtype})
     runtime = Runtime(SHAPES, compose(find_method("hgca"), **case.params), Ledger(), 4, 1024 + 32, fixed=True)
-    assert Fits(SHAPES, None, None).bytes(case)[1] == runtime.groups[0].cache.bytes_for(1024 + 32)["host"]
+    assert Fits(SHAPES, None, None).bytes(case)[1] == runtime.groups[0].cache.gpu.bytes_for(1024 + 32)["host"]
     runtime.release()
 
 

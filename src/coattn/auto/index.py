@@ -64,10 +64,6 @@ class WordMemory(BlockMemory):
     def dtype(self, shape: LayerShape) -> torch.dtype:
         return torch.int32
 
-    def fill_randomly(self) -> None:
-        for layer in self.layers:
-            self[layer].random_(-(1 << 31), (1 << 31) - 1)
-
 
 @dataclass
 class Sketch(Index):

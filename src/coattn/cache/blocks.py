@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from coattn.cache import available
-from coattn.cache.host_memory import host_memory
+from coattn.cache.host_memory import host_memory, layer_views
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
 from coattn.kernels.current import current
@@ -66,13 +67,13 @@ class BlockMemory:
         self._tensors = self._allocate(0, layers)
 
     def layer_bytes(self, shape: LayerShape) -> int:
-        """Bytes of one block of a layer; memories of another layout say otherwise, here and in the next two."""
-        return layer_bytes(self.form, self.block, shape)
+        """Bytes of one block of a layer."""
+        return math.prod(self.size(1, shape)) * self.dtype(shape).itemsize
 
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
-        """Shape of a layer's tensor of so many blocks."""
+        """Shape of a layer's tensor of so many blocks; memories of another layout say otherwise, here and below."""
         if self.form != "model":
-            return (blocks, shape.kv_heads, self.layer_bytes(shape) // shape.kv_heads)
+            return (blocks, shape.kv_heads, Layout(self.block, shape.head_dim).bytes)
         return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
 
     def dtype(self, shape: LayerShape) -> torch.dtype:
@@ -208,25 +209,6 @@ class BlockMemory:
         self._resize(blocks if room is None else min(blocks, room))
         self.fixed = True
 
-    def fill_randomly(self) -> None:
-        """Random numbers in every block; of host memory, the same few over and over."""
-        for i, shape in self.layers.items():
-            memory = self._tensors[i]
-            if self.tier == "gpu":
-                memory.normal_()
-                continue
-            count = min(len(memory), 256)
-            plain = self.form == "model"
-            size = self.size(count, shape) if plain else (count, shape.kv_heads, 2, self.block, shape.head_dim)
-            some = torch.randn(size, device=shape.device)
-            some = some.to(memory.dtype) if plain else pack_blocks(some)
-            for start in range(0, len(memory), len(some) or 1):
-                part = memory[start : start + len(some)]
-                part.copy_(some[: len(part)])
-                if self.scales is not None:
-                    near = self.scales[i][start : start + len(some)]
-                    near.copy_(scales_of(some[: len(part)], self.block, shape.head_dim))
-
     def release(self) -> None:
         """Gives every byte back."""
         self._resize(0)
@@ -290,12 +272,8 @@ class BlockMemory:
                 ) from error
         # layers that are made together lie in one stretch of memory; a GPU of any layer makes it readable by GPUs
         nbytes = blocks * sum(map(self.layer_bytes, layers.values()))
-        memory, start, tensors = host_memory(nbytes, self._device()), 0, {}
-        for i, shape in layers.items():
-            end = start + blocks * self.layer_bytes(shape)
-            tensors[i] = memory[start:end].view(self.dtype(shape)).view(self.size(blocks, shape))
-            start = end
-        return tensors
+        sizes = {i: (self.dtype(s), self.size(blocks, s)) for i, s in layers.items()}
+        return layer_views(host_memory(nbytes, self._device()), sizes)
 
 
 def runs(ids: list[int]) -> Iterator[tuple[int, int]]:

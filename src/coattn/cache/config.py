@@ -99,6 +99,7 @@ class Tiered(CacheConfig):
     name = "tiered"
     gpu = "newest"
     host = "kv"
+    forms: ClassVar[tuple[str, ...]] = FORMS
     provides = frozenset({"gpu", "host", "all_tokens", "whole_kv"})
     help_text = {
         "block": BLOCK,
@@ -115,7 +116,7 @@ class Tiered(CacheConfig):
         super().__post_init__()
         if self.window_blocks is not None:
             check_count("window_blocks", self.window_blocks, 1)
-        check_dtype(self.host_dtype, FORMS)
+        check_dtype(self.host_dtype, self.forms)
 
     def is_exact(self) -> bool:
         return self.host_dtype == "model"
@@ -125,12 +126,12 @@ class Tiered(CacheConfig):
 
 
 @dataclass
-class Values(CacheConfig):
+class Values(Tiered):
     """Values of every token in DRAM, their keys only in an index; the newest blocks in GPU memory as they are."""
 
     name = "values"
-    gpu = "newest"
     host = "v"
+    forms = VALUE_FORMS
     provides = frozenset({"gpu", "host", "all_tokens"})
     needs = frozenset({"codes", "weighs"})
     help_text = {
@@ -142,19 +143,11 @@ class Values(CacheConfig):
 
     window_blocks: int = 1
     sink_blocks: int = 0
-    host_dtype: str = "model"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_count("window_blocks", self.window_blocks, 1)
+        super().__post_init__()
         check_count("sink_blocks", self.sink_blocks, 0)
-        check_dtype(self.host_dtype, VALUE_FORMS)
-
-    def is_exact(self) -> bool:
-        return self.host_dtype == "model"
-
-    def whole(self, tokens: int) -> dict[str, Any]:
-        return {"host_dtype": "model"}
 
 
 def check_dtype(given: object, known: tuple[str, ...], name: str = "host_dtype") -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from coattn.cache.block_table import BlockGeneration, BlockTable
 from coattn.cache.blocks import BlockMemory, runs
+from coattn.cache.host_memory import CopyStream
 from coattn.cache.observer import KeySource
 from coattn.cache.spec import CacheSpec
 from coattn.types import Step
@@ -21,7 +20,7 @@ class HostTier:
         """keys: where memory has values alone."""
         self.block, self.spec, self.memory, self.keys = block, spec, memory, keys
         self.table = BlockTable(memory)
-        self._stream: Any = None
+        self._copies = CopyStream()
 
     @property
     def unit(self) -> float:
@@ -78,17 +77,12 @@ class HostTier:
         if made.device.type != "cuda":
             memory[torch.tensor(ids)] = made.to(memory.device, memory.dtype)
             return
-        made = made.to(memory.dtype)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(made.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(made.device))
-        with torch.cuda.stream(self._stream):
+
+        def copy(blocks: Tensor) -> None:
             for start, end in runs(ids):
-                memory[ids[start] : ids[end - 1] + 1].copy_(made[start:end], non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        made.record_stream(self._stream)
-        self.memory.arriving[layer] = event
+                memory[ids[start] : ids[end - 1] + 1].copy_(blocks[start:end], non_blocking=True)
+
+        self.memory.arriving[layer] = self._copies.start(made.to(memory.dtype), copy)
 
     def release(self) -> None:
         self.table.release()

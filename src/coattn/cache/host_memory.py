@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +31,36 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
     arena = native.Arena(nbytes, device)
     arena.grow(nbytes)
     return arena.memory()[:nbytes]
+
+
+def layer_views(memory: Tensor, sizes: Mapping[int, tuple[torch.dtype, tuple[int, ...]]]) -> dict[int, Tensor]:
+    """Tensors of so many layers, one after the other in a stretch of bytes."""
+    start, views = 0, {}
+    for layer, (dtype, size) in sizes.items():
+        end = start + math.prod(size) * dtype.itemsize
+        views[layer] = memory[start:end].view(dtype).view(size)
+        start = end
+    return views
+
+
+class CopyStream:
+    """Copies from a GPU to DRAM beside what follows on its current stream."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def start(self, source: Tensor, copy: Callable[[Tensor], object]) -> Any:
+        """`copy(source)`, on a stream of its own -> the event after which it is done."""
+        device = source.device
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            copy(source)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        source.record_stream(self._stream)
+        return event
 
 
 class Growing:

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.host import HostTier
+from coattn.cache.host_blocks import host_blocks
 from coattn.cache.layout.all_blocks import AllBlocks
 from coattn.cache.layout.base import DenseHistory, Layout
 from coattn.cache.layout.kept import KeptTokens
@@ -19,13 +19,11 @@ from coattn.cache.layout.newest import NewestBlocks
 from coattn.cache.layout.recent import RecentTokens
 from coattn.cache.observer import BlockObserver, Filled, KeySource
 from coattn.cache.prompt_buffer import PromptKVBuffer
-from coattn.cache.scales import ScaleMemory
 from coattn.cache.sinks import TurnedSinks
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import NO_BLOCK, TableMemory
-from coattn.cache.values import ValueMemory
 from coattn.kernels.upload import upload
-from coattn.types import BlockList, Phase, Selection, Step, Tier
+from coattn.types import BlockList, Phase, Selection, Step
 from coattn.units import ceil_div
 
 
@@ -42,13 +40,14 @@ class KVCache:
         """index: follows the blocks; a KeySource where their keys are not in DRAM, which `config` says (`needs`)."""
         side = index.side(spec, config)
         self.prompts: PromptKVBuffer | None = None
-        """Prompts whose later chunks need keys that the cache does not keep, or would fetch from DRAM."""
+        """With a DRAM tier: prompts whose later chunks need keys that it does not keep, or would fetch from there."""
         if config.host == "v":
             spec = replace(spec, prompt_token_bytes=spec.block_bytes(1))
             self.prompts = PromptKVBuffer(spec, config.block)
-        elif config.host == "kv" and spec.fixed and (spec.device.type == "cuda" or spec.ledger.limit("gpu")):
+        elif config.host == "kv":
             # fixed: whatever sequences will need of the budget was taken at first
-            self.prompts = PromptKVBuffer(spec, config.block, spare_room=True)
+            spare = spec.fixed and bool(spec.device.type == "cuda" or spec.ledger.limit("gpu"))
+            self.prompts = PromptKVBuffer(spec, config.block, spare_room=True, used=spare)
         self.config, self.spec, self.block = config, spec, config.block
         self.host: HostTier | None = None
         self.gpu: Layout
@@ -58,13 +57,14 @@ class KVCache:
         elif config.gpu == "kept":
             self.gpu = KeptTokens(self.block, spec, side)
         elif config.gpu == "recent":
-            inside = given.positions == "cache" and given.sinks
-            turned = TurnedSinks(spec, self.block, given.sinks) if inside else None
+            counted = given.positions == "cache" and given.sinks > 0
+            turned = TurnedSinks(spec, self.block, given.sinks, counted)
             self.gpu = RecentTokens(self.block, spec, given.sinks, given.recent, turned)
         else:
             sinks = getattr(given, "sink_blocks", spec.plan.sink_blocks)
             keys = cast("KeySource", index) if config.host == "v" else None
-            self.host = HostTier(self.block, spec, _host_memory(given, spec, side), keys)
+            self.host = HostTier(self.block, spec, host_blocks(given, spec, side), keys)
+            assert self.prompts is not None
             self.gpu = NewestBlocks(self.block, spec, given.window_blocks, sinks, self.host, self.prompts)
 
     def open(self) -> None:
@@ -92,7 +92,7 @@ class KVCache:
     def visible(self, layer: int, step: Step) -> Selection:
         """The stored history of a step that is no decode step; the same for every layer of a device."""
         device = self.spec.layers[layer].device
-        return self.gpu.once.get(("visible", step, device), lambda: self._visible(step, device))
+        return self.gpu.once(("visible", step, device), lambda: self._visible(step, device))
 
     def history(self, layer: int, slot: int, step: Step) -> DenseHistory | None:
         """The same of one sequence, where it must be attended position by position; None where it is a set."""
@@ -106,7 +106,7 @@ class KVCache:
     def commit(self, step: Step) -> None:
         """The step is over: its tokens are history now."""
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
-            self.gpu.once.clear()
+            self.gpu.end_step()
         self.gpu.commit(step)
         if self.host is not None:
             self.host.memory.wait_writes()
@@ -117,7 +117,7 @@ class KVCache:
         ran: whether any layer of it did. Then chunks may have been written over what windows and rings had.
         """
         if step.phase is not Phase.DECODE:
-            self.gpu.once.clear()
+            self.gpu.end_step()
         if self.host is not None:
             self.host.memory.wait_writes()
         torn = set()
@@ -130,14 +130,6 @@ class KVCache:
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         self.gpu.truncate(slot, length, keep)
-
-    def bytes_for(self, tokens: int) -> dict[Tier, int]:
-        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-        return self.gpu.bytes_for(tokens)
-
-    def free_bytes(self) -> dict[Tier, int | None]:
-        """Bytes per tier that sequences can still be given of it; None: no limit."""
-        return self.gpu.free_bytes()
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
@@ -211,23 +203,6 @@ class KVCache:
                 ids = self.host.table.owned.get(slot, [])[self.gpu.sinks : first]
                 host.append((torch.tensor(ids), (first - self.gpu.sinks) * self.block))
         return Selection.of(_block_list(gpu, device), _block_list(host, torch.device("cpu")))
-
-
-def _host_memory(config: Any, spec: CacheSpec, side: BlockMemory | None) -> BlockMemory:
-    """Of keys and values, or of values alone. side: what an index keeps of every block, in the GPU tier."""
-    block, dtype = config.block, config.host_dtype
-    if config.host == "v":
-        return ValueMemory(spec.layers, block, spec.ledger, "Keeping every value", dtype, side)
-    scales = None
-    if dtype != "model" and spec.plan.scales_on_gpu:
-        scales = ScaleMemory(spec.layers, block, spec.ledger)
-        if side is None:
-            side = scales
-        else:
-            side.side = scales
-    memory = BlockMemory("host", spec.layers, block, spec.ledger, "Keeping every token", dtype, side)
-    memory.scales = scales
-    return memory
 
 
 def _block_list(parts: Sequence[tuple[Tensor, int]], device: torch.device) -> BlockList | None:

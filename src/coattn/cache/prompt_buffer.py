@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.cache import available
 from coattn.cache.block_table import BlockGeneration
-from coattn.cache.host_memory import host_memory
+from coattn.cache.host_memory import CopyStream, host_memory, layer_views
 from coattn.cache.ledger import PLACE
 from coattn.cache.page_cache import Page, PageCache
 from coattn.cache.spec import CacheSpec
 from coattn.errors import BudgetError
 from coattn.types import LayerShape, Step
+from coattn.units import ceil_div
 
 MAX_PAGE_TOKENS = 8192
 WHAT = "Keeping a prompt's keys and values while it is read"
@@ -56,13 +56,14 @@ class PromptKVBuffer:
     for the next prompt, since memory that a GPU can read takes long to make.
     """
 
-    def __init__(self, spec: CacheSpec, block: int, spare_room: bool = False) -> None:
-        self.spec, self.block, self.spare_room = spec, block, spare_room
+    def __init__(self, spec: CacheSpec, block: int, spare_room: bool = False, used: bool = True) -> None:
+        """used: whether any prompt is kept; one that is not is read from DRAM, chunk after chunk."""
+        self.spec, self.block, self.spare_room, self.used = spec, block, spare_room, used
         self.held: dict[int, BufferedPrompt] = {}
         self.token_bytes = sum(shape.token_bytes for shape in spec.layers.values())
         self.pages = PageCache()
         self._spare: list[Page] = []
-        self._stream: Any = None
+        self._copies = CopyStream()
 
     def plan(self, step: Step, blocks_of: Callable[[int, int], list[BlockGeneration]]) -> dict[int, int]:
         """Makes room for the chunks that are not the last of their prompts -> slots that are new here, with history,
@@ -71,7 +72,9 @@ class PromptKVBuffer:
         blocks_of: `(slot, blocks) ->` a sequence's first blocks.
         Raises BudgetError; what was taken so far stays until the prompt ends. In spare room there is no error.
         """
-        fresh = {}
+        fresh: dict[int, int] = {}
+        if not self.used or not (step.more or self.pages or self.held):
+            return fresh
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             more, known = slot in step.more, history // self.block
             if slot not in self.held and self.spare_room and history:
@@ -225,11 +228,12 @@ class PromptKVBuffer:
         """As large as what there is already, if the prompt goes on, so that many small chunks do not make many pages;
         None: no spare room."""
         size = min(MAX_PAGE_TOKENS, max(wanted, first) if grows else wanted)
-        size = -(-size // self.block) * self.block
+        size = ceil_div(size, self.block) * self.block
         nbytes, ledger = size * self.token_bytes, self.spec.ledger
         if self._make_room(nbytes):
             try:
-                kv = {i: torch.empty(_size(size, s), dtype=s.dtype, device=s.device) for i, s in self._layers()}
+                layers = self.spec.layers.items()
+                kv = {i: torch.empty(_size(size, s), dtype=s.dtype, device=s.device) for i, s in layers}
             except torch.OutOfMemoryError:
                 pass
             else:
@@ -247,7 +251,7 @@ class PromptKVBuffer:
         except BudgetError:
             if size <= wanted:
                 raise
-            size = -(-min(MAX_PAGE_TOKENS, wanted) // self.block) * self.block
+            size = ceil_div(min(MAX_PAGE_TOKENS, wanted), self.block) * self.block
             nbytes = size * self.token_bytes
             ledger.take("host", nbytes, WHAT)
         try:
@@ -257,31 +261,14 @@ class PromptKVBuffer:
         except BaseException:
             ledger.give("host", nbytes)
             raise
-        at, kv = 0, {}
-        for i, s in self._layers():
-            end = at + size * s.token_bytes
-            kv[i] = memory[at:end].view(s.dtype).view(_size(size, s))
-            at = end
+        kv = layer_views(memory, {i: (s.dtype, _size(size, s)) for i, s in self.spec.layers.items()})
         return Page("host", first, size, nbytes, kv)
-
-    def _layers(self) -> list[tuple[int, LayerShape]]:
-        return list(self.spec.layers.items())
 
     def _copy(self, page: Page, layer: int, target: Tensor, source: Tensor) -> None:
         if page.tier == "gpu" or source.device.type != "cuda":
             target.copy_(source)
             return
-        device = source.device
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        source = source.contiguous()
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        source.record_stream(self._stream)
-        page.arriving[layer] = event
+        page.arriving[layer] = self._copies.start(source.contiguous(), lambda x: target.copy_(x, non_blocking=True))
 
 
 def _size(tokens: int, shape: LayerShape) -> tuple[int, int, int, int]:

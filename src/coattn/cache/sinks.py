@@ -23,15 +23,17 @@ class TurnedSinks:
     that are padding and by tokens that are no sinks.
     """
 
-    def __init__(self, spec: CacheSpec, block: int, sinks: int) -> None:
-        for shape in spec.layers.values():
+    def __init__(self, spec: CacheSpec, block: int, sinks: int, counted: bool) -> None:
+        """counted: whether positions count inside the cache at all; else nothing is kept, and nothing turned."""
+        self.counted = counted
+        for shape in spec.layers.values() if counted else ():
             if shape.rope is not None and not shape.rope.frequencies:
                 raise ConfigError(
                     "This model turns its keys by how long the text is, so positions cannot be counted in the cache.",
                     "Set positions=text.",
                 )
         self.spec, self.block, self.sinks = spec, block, sinks
-        self.layers = {i: shape for i, shape in spec.layers.items() if shape.rope is not None}
+        self.layers = {i: shape for i, shape in spec.layers.items() if counted and shape.rope is not None}
         tokens = (spec.seqs + 1) * (sinks + 1)
         self.bytes = tokens * sum(shape.token_bytes // 2 for shape in self.layers.values())
         self.keys: dict[int, Tensor] = {}

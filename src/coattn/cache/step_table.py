@@ -7,14 +7,14 @@ runs layer by layer or as a CUDA graph, which reads the table anew at every repl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from coattn.cache.bridge import HostBridge
-from coattn.types import BlockList, Selection, Tier
+from coattn.types import BlockList, Selection, Tier, Work
 
 NO_BLOCK = -1
 """In a column of block ids: no block."""
@@ -95,6 +95,25 @@ class TableMemory:
         start, width = self._place[name]
         part = memory[start : start + rows * max(1, width)]
         return part if width == 0 else part.view(rows, width)
+
+
+class HostBridge(Protocol):
+    """The hand-over of one group of layers; `coattn.parts.handover` has the implementations.
+
+    Executors and calls are parts of higher rooms, so they are not typed here.
+    """
+
+    def submit(self, executor: Any, call: Any, work: Work) -> Callable[[], Any]:
+        """Begins a piece of work of an asynchronous executor; the result fetches its state."""
+
+    def side_stream(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
+        """Inside this block a layer's query is predicted from `hidden`, on a side stream where there is one."""
+
+    def record_event(self) -> Callable[[], None]:
+        """Calling the result makes what follows wait for what is on the current stream now."""
+
+    def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
+        """Where a kernel leaves the time of its end, if anybody wants to know. who: `gpu` or `pull`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -136,26 +137,15 @@ def registry() -> Registry:
         return _registry
 
 
-class Registered(MutableMapping[str, V]):
+class Registered(UserDict[str, V]):
     """A table of the registry, which is read when something is looked up."""
 
     def __init__(self, table: Callable[[Registry], dict[str, V]]) -> None:
         self._table = table
 
-    def __getitem__(self, name: str) -> V:
-        return self._table(registry())[name]
-
-    def __setitem__(self, name: str, value: V) -> None:
-        self._table(registry())[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._table(registry())[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table(registry()))
-
-    def __len__(self) -> int:
-        return len(self._table(registry()))
+    @property
+    def data(self) -> dict[str, V]:  # type: ignore[override]
+        return self._table(registry())
 
 
 PARTS: Registered[dict[str, type[Part]]] = Registered(lambda found: found.parts)

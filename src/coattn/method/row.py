@@ -49,7 +49,6 @@ class Composed:
 
     def build(self) -> Parts:
         """New part objects: one set per running cache."""
-
         made: list[Any] = [kind(**{k: self.params[k] for k in kind.parameters()}) for kind in find_parts(self.method)]
         return Parts(*made)
 
@@ -68,10 +67,6 @@ class Parts:
     executor: Executor
     schedule: Schedule
     maintenance: Maintenance
-
-    def most(self) -> int | None:
-        """Entries that a KV head attends to at most in a decode step, where the rule has such a number."""
-        return self.select.most()
 
     def all(self) -> tuple[Part, ...]:
         """Cache, index, rule, executor, schedule, maintenance."""
@@ -113,12 +108,9 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
     exact = all(part.is_exact() for part in parts.all()) and blockwise is None
-    extra = (
-        {}
-        if blockwise is None
-        else dict(zip(NAMES, (blockwise.block, blockwise.anchor, blockwise.question), strict=True))
-    )
-    return replace(composed, exact=exact, params={**params, **extra})
+    if blockwise is not None:
+        params |= zip(NAMES, (blockwise.block, blockwise.anchor, blockwise.question), strict=True)
+    return replace(composed, exact=exact, params=params)
 
 
 def find_parts(method: Method) -> list[type[Part]]:

@@ -31,6 +31,7 @@ BOUND = 2e-5
 """Largest difference of an exact row from the textbook, in float32 over values of about 1."""
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
 ROPE = Rope(tuple(10 ** -(i / 2) for i in range(DIM // 2)))
+SEQS = 2
 LAYERS = 5
 STEPS = (13, 10, 9)
 
@@ -89,22 +90,18 @@ class Counting(Probe):
 class Trial:
     """A row, the tokens it was given, and the textbook's answer to every step."""
 
-    def __init__(
-        self, composed: Composed, seqs: int = 2, device: torch.device | None = None, layers: int = LAYERS
-    ) -> None:
-        device, self.layers = device or torch.device("cpu"), layers
+    def __init__(self, composed: Composed, device: torch.device, layers: int) -> None:
+        self.device, self.layers, self.lengths, self.error = device, layers, [0] * SEQS, 0.0
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, device, rope=ROPE)
-        self.seqs, self.lengths, self.error, self.stored = seqs, [0] * seqs, 0.0, 0
         self.counted = Counting()
-        self.runtime = Runtime([shape] * layers, composed, Ledger(), seqs, None, probes=[self.counted])
+        self.runtime = Runtime([shape] * layers, composed, Ledger(), SEQS, None, probes=[self.counted])
         self.draws = torch.Generator().manual_seed(0)
         empty = torch.empty(0, KV_HEADS, DIM)
-        self.seen = [[(empty, empty)] * seqs for _ in range(layers)]
-        self.device = device
+        self.seen = [[(empty, empty)] * SEQS for _ in range(layers)]
 
     def step(self, new: tuple[int, ...]) -> None:
         """So many new tokens for each sequence."""
-        step = Step.of(tuple(range(self.seqs)), tuple(self.lengths), new)
+        step = Step.of(tuple(range(SEQS)), tuple(self.lengths), new)
         running = self.runtime.begin(step)
         drawn = [[self._draw(step.tokens, heads) for heads in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(self.layers)]
         for layer, (q, k, v) in enumerate(drawn):
@@ -114,8 +111,8 @@ class Trial:
                 guess = (real + 0.2 * self._draw(step.tokens, HEADS)).to(self.device)
                 with self.runtime.side_stream(running, following, guess):
                     self.runtime.predict(running, following, guess, SCALE)
-            there = [x.to(self.device) for x in (q, k, v)]
-            out = self.runtime.attend(running, layer, there[0], there[1], there[2], SCALE).cpu()
+            here = self.device
+            out = self.runtime.attend(running, layer, q.to(here), k.to(here), v.to(here), SCALE).cpu()
             for i, (start, end) in enumerate(step.spans):
                 old = self.seen[layer][i]
                 keys, values = (torch.cat([a, b[start:end]]) for a, b in zip(old, (k, v), strict=True))
@@ -125,7 +122,6 @@ class Trial:
                     self.error = float("inf") if not error.isfinite() else max(self.error, error.item())
         self.runtime.commit(running)
         self.lengths = list(step.lengths)
-        self.stored = max(self.lengths)
 
     def take_back(self, tokens: int) -> None:
         """The last tokens of every sequence are forgotten."""
@@ -135,9 +131,6 @@ class Trial:
             self.lengths[slot] = keep
             for layer in self.seen:
                 layer[slot] = layer[slot][0][:keep], layer[slot][1][:keep]
-
-    def close(self) -> None:
-        self.runtime.release()
 
     def _draw(self, tokens: int, heads: int) -> Tensor:
         return torch.randn(tokens, heads, DIM, generator=self.draws)
@@ -179,20 +172,35 @@ def check(
     see `histories`.
     Raises what `compose` raises; an exception in a step is a problem of the verdict.
     """
-    composed = compose(method, **overrides)
     problems: list[str] = []
+
+    def run(row: Composed, tokens: int, how: str) -> Checked | None:
+        trial = Trial(row, device or torch.device("cpu"), layers)
+        group = trial.runtime.groups[0]
+        try:
+            for turn in histories(tokens, steps):
+                if isinstance(turn, tuple):
+                    trial.step(turn)
+                elif "all_tokens" in group.cache.config.provides:  # a window cannot bring back what it dropped
+                    trial.take_back(turn)
+            return Checked(trial.error, trial.counted.most_attended, max(trial.lengths), group.select.most())
+        except Exception as error:
+            problems.append(f"{how} a step fails: {type(error).__name__}: {error}")
+            return None
+        finally:
+            trial.runtime.release()
+
+    composed = compose(method, **overrides)
     equal = None
     whole = whole_parameters(composed, 2 * whole_tokens)
     if whole is not None:
-        exact = compose(method, **{**overrides, **whole})
-        equal = _run(exact, histories(whole_tokens, steps), problems, "with nothing left out", device, layers)
+        equal = run(compose(method, **{**overrides, **whole}), whole_tokens, "with nothing left out")
         if equal is not None and equal.error > BOUND:
-            problems.append(
-                f"with nothing left out ({_words(whole)}) it differs from full attention by {equal.error:.2g}"
-            )
-    most = composed.build().most()
+            words = ", ".join(f"{name}={value}" for name, value in whole.items()) or "its own parameters"
+            problems.append(f"with nothing left out ({words}) it differs from full attention by {equal.error:.2g}")
+    most = composed.build().select.most()
     tokens = own_tokens or min(LONGEST, max(TOKENS, 2 * (most or 0)))
-    own = _run(composed, histories(tokens, steps), problems, "as it stands", device, layers)
+    own = run(composed, tokens, "as it stands")
     if own is not None:
         if composed.exact and own.error > BOUND:
             problems.append(f"it says that it is exact, and differs from full attention by {own.error:.2g}")
@@ -215,33 +223,3 @@ def histories(tokens: int, steps: tuple[int, int, int] = STEPS) -> Iterator[tupl
     yield from [(1, 1)] * steps[1]
     yield 6
     yield from [(1, 1)] * steps[2]
-
-
-def _run(
-    composed: Composed,
-    turns: Iterator[tuple[int, ...] | int],
-    problems: list[str],
-    how: str,
-    device: torch.device | None,
-    layers: int,
-) -> Checked | None:
-    trial = Trial(composed, device=device, layers=layers)
-    try:
-        for turn in turns:
-            if isinstance(turn, tuple):
-                trial.step(turn)
-            elif (
-                "all_tokens" in trial.runtime.groups[0].cache.config.provides
-            ):  # a window cannot bring back what it dropped
-                trial.take_back(turn)
-        most = trial.runtime.groups[0].select.most()
-        return Checked(trial.error, trial.counted.most_attended, trial.stored, most)
-    except Exception as error:
-        problems.append(f"{how} a step fails: {type(error).__name__}: {error}")
-        return None
-    finally:
-        trial.close()
-
-
-def _words(params: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in params.items()) or "its own parameters"

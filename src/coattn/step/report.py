@@ -2,107 +2,122 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from coattn.parts.select.audit import Audit
 from coattn.step.layer_group import LayerGroup
 from coattn.types import Step, Tier
 
 
-def reports(groups: Sequence[LayerGroup], step: Step) -> list[dict[str, Any]]:
-    """What the parts of each group say of the last decode step. May wait for the GPU."""
-    return [_report(group, step) for group in groups]
+class Reports:
+    """What a runtime knows of its steps and its memory."""
+
+    groups: list[LayerGroup]
+
+    def reports(self, step: Step) -> list[dict[str, Any]]:
+        """What the parts of each group say of the last decode step. May wait for the GPU."""
+        return [_report(group, step) for group in self.groups]
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """What all of them and the audits say as one."""
+        found = self.merged(self.reports(step))
+        for audit in self.audits():
+            found["audit"] = audit.report()
+        return found
+
+    def merged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """`reports` of the groups as one; of the method's own layers where they say the same.
+
+        Where those lie on several devices, bytes are added up and other numbers are the mean over the layers.
+        """
+        found: dict[str, Any] = {}
+        for window in (True, False):
+            found |= _together(
+                [
+                    (len(group.cache.spec.layers), own)
+                    for group, own in zip(self.groups, said, strict=True)
+                    if (group.cache.spec.shape.sliding_window is not None) is window
+                ]
+            )
+        return found
+
+    def audits(self) -> list[Audit]:
+        """What is measured of the promises of rules."""
+        return [group.audit for group in self.groups if group.audit is not None]
+
+    def attended(self, step: Step, said: Sequence[dict[str, Any]] | None = None) -> tuple[int, int]:
+        """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
+
+        said: the groups' `reports`, if known. Codes that are scored on the GPU count there, by their bytes.
+        """
+        layers = sum(len(group.cache.spec.layers) for group in self.groups)
+        gpu = host = 0.0
+        for group, found in zip(self.groups, said or self.reports(step), strict=True):
+            most = group.select.most()
+            own, other = found["attended_gpu"], found["attended_host"]
+            if most is not None and not other:  # sequences of about the same length, or an estimate
+                own = min(own, most * step.seqs)
+            share = len(group.cache.spec.layers) / layers
+            gpu, host = gpu + share * own, host + share * other
+        return round(gpu), round(host)
+
+    def token_bytes(self) -> tuple[int, int]:
+        """Bytes of one token of all layers, on the GPU and in DRAM."""
+        gpu = host = 0
+        for group in self.groups:
+            own, tier = group.cache.spec.block_bytes(1), group.cache.host
+            gpu += own
+            host += own if tier is None else tier.memory.block_bytes // tier.block
+        return gpu, host
+
+    def bytes_for(self, tokens: int) -> dict[Tier, int]:
+        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
+        return _bytes_for(self.groups, tokens)
+
+    def free_bytes(self) -> dict[Tier, int | None]:
+        """Bytes per tier that sequences can still be given; None: no limit.
+
+        A sequence takes of all devices in the same proportion: the fullest says how much more of it there can be.
+        """
+        stages = _stages(self.groups)
+        if len(stages) == 1:
+            return _free(self.groups)
+        found: dict[Tier, int | None] = {}
+        for own in stages:
+            for tier, count in _free(own).items():
+                share = _share(self.groups, own, tier)
+                # a count may have been rounded down: a byte more is less than a block
+                fits = None if count is None or not share else int((count + 1) / share)
+                before = found.get(tier)
+                found[tier] = before if fits is None else fits if before is None else min(before, fits)
+        return found
+
+    def fullest(self, tier: Tier) -> tuple[str, float]:
+        """Of several devices, the one with the least room for more of a sequence, and its share of a sequence's bytes.
+
+        DRAM belongs to none of them.
+        """
+        stages = _stages(self.groups)
+        if len(stages) == 1 or tier == "host":
+            return "", 1.0
+        rooms = []
+        for k, own in enumerate(stages):
+            share, count = _share(self.groups, own, tier), _free(own).get(tier)
+            if count is not None and share:
+                rooms.append((count / share, k, share))
+        if not rooms:
+            return "", 1.0
+        _, k, share = min(rooms)
+        return stages[k][0].cache.spec.ledger.device, share
 
 
-def report(groups: Sequence[LayerGroup], said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The `reports` of groups as one; of the method's own layers where they say the same.
-
-    Where those lie on several devices, bytes are added up and other numbers are the mean over the layers.
-    """
-    found: dict[str, Any] = {}
-    for window in (True, False):
-        found |= _together(
-            [
-                (len(group.cache.spec.layers), own)
-                for group, own in zip(groups, said, strict=True)
-                if (group.cache.spec.shape.sliding_window is not None) is window
-            ]
-        )
-    return found
-
-
-def attended(groups: Sequence[LayerGroup], step: Step, said: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
-
-    said: the groups' `reports`. Codes that are scored on the GPU count there, by their bytes.
-    """
-    layers = sum(len(group.cache.spec.layers) for group in groups)
-    gpu = host = 0.0
-    for group, found in zip(groups, said, strict=True):
-        most = group.select.most()
-        own, other = found["attended_gpu"], found["attended_host"]
-        if most is not None and not other:  # sequences of about the same length, or an estimate
-            own = min(own, most * step.seqs)
-        share = len(group.cache.spec.layers) / layers
-        gpu, host = gpu + share * own, host + share * other
-    return round(gpu), round(host)
-
-
-def token_bytes(groups: Iterable[LayerGroup]) -> tuple[int, int]:
-    """Bytes of one token of all layers, on the GPU and in DRAM."""
-    gpu = host = 0
+def _bytes_for(groups: Sequence[LayerGroup], tokens: int) -> dict[Tier, int]:
+    total: Counter[Tier] = Counter()
     for group in groups:
-        own, tier = group.cache.spec.block_bytes(1), group.cache.host
-        gpu += own
-        host += own if tier is None else tier.memory.block_bytes // tier.block
-    return gpu, host
-
-
-def bytes_for(groups: Iterable[LayerGroup], tokens: int) -> dict[Tier, int]:
-    """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-    total: dict[Tier, int] = {}
-    for group in groups:
-        for tier, count in group.cache.bytes_for(tokens).items():
-            total[tier] = total.get(tier, 0) + count
-    return total
-
-
-def free_bytes(groups: Sequence[LayerGroup]) -> dict[Tier, int | None]:
-    """Bytes per tier that sequences can still be given; None: no limit.
-
-    A sequence takes of all devices in the same proportion: the fullest says how much more of it there can be.
-    """
-    stages = _stages(groups)
-    if len(stages) == 1:
-        return _free(groups)
-    found: dict[Tier, int | None] = {}
-    for own in stages:
-        for tier, count in _free(own).items():
-            share = _share(groups, own, tier)
-            # a count may have been rounded down: a byte more is less than a block
-            fits = None if count is None or not share else int((count + 1) / share)
-            before = found.get(tier)
-            found[tier] = before if fits is None else fits if before is None else min(before, fits)
-    return found
-
-
-def fullest(groups: Sequence[LayerGroup], tier: Tier) -> tuple[str, float]:
-    """Of several devices, the one with the least room for more of a sequence, and its share of a sequence's bytes.
-
-    DRAM belongs to none of them.
-    """
-    stages = _stages(groups)
-    if len(stages) == 1 or tier == "host":
-        return "", 1.0
-    rooms = []
-    for k, own in enumerate(stages):
-        share, count = _share(groups, own, tier), _free(own).get(tier)
-        if count is not None and share:
-            rooms.append((count / share, k, share))
-    if not rooms:
-        return "", 1.0
-    _, k, share = min(rooms)
-    return stages[k][0].cache.spec.ledger.device, share
+        total.update(group.cache.gpu.bytes_for(tokens))
+    return dict(total)
 
 
 def _stages(groups: Sequence[LayerGroup]) -> list[list[LayerGroup]]:
@@ -112,14 +127,14 @@ def _stages(groups: Sequence[LayerGroup]) -> list[list[LayerGroup]]:
 def _share(groups: Sequence[LayerGroup], own: Sequence[LayerGroup], tier: Tier) -> float:
     """Of the bytes that a sequence takes, those in one stage."""
     many = 1024 * max(group.cache.block for group in groups)
-    whole = bytes_for(groups, many).get(tier, 0)
-    return bytes_for(own, many).get(tier, 0) / whole if whole else 0.0
+    whole = _bytes_for(groups, many).get(tier, 0)
+    return _bytes_for(own, many).get(tier, 0) / whole if whole else 0.0
 
 
 def _free(groups: Iterable[LayerGroup]) -> dict[Tier, int | None]:
     found: dict[Tier, int | None] = {}
     for group in groups:
-        for tier, count in group.cache.free_bytes().items():
+        for tier, count in group.cache.gpu.free_bytes().items():
             before = found.get(tier, 0)
             found[tier] = None if count is None or before is None else before + count
     return found

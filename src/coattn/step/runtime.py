@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,18 +17,18 @@ from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
 from coattn.parts.call import AttentionCall
 from coattn.parts.handover.manager import MailboxManager
-from coattn.parts.select.audit import Audit, Tally
-from coattn.step import report as counts
+from coattn.parts.select.audit import Tally
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
 from coattn.step.probe import Probe
 from coattn.step.prompt import PromptReader
+from coattn.step.report import Reports
 from coattn.step.running import RunningStep
 from coattn.step.streams import StepStreams
-from coattn.types import LayerShape, Phase, Selection, Step, Tier
+from coattn.types import LayerShape, Phase, Step
 
 
-class Runtime:
+class Runtime(Reports):
     """Runs one method over the layers of one model for a fixed number of sequences.
 
     Layers that look back a fixed number of tokens by themselves run as a bounded window under every method; the others
@@ -107,7 +106,7 @@ class Runtime:
         co_step: prompts that a decode step takes along. on_layer_boundary: called between two layers of prompts that
         are read by themselves; may begin a decode step of other sequences, which must be over when it returns.
         """
-        running = RunningStep(step, self._streams(eager=True), co_step, on_layer_boundary)
+        running = RunningStep(step, StepStreams(self._side, self._decodes, eager=True), co_step, on_layer_boundary)
         try:
             for group in self.groups:
                 with group.here():
@@ -129,7 +128,7 @@ class Runtime:
         host: whether anything in DRAM is attended; on a GPU it is handed over by mailbox. Needs no `commit`.
         """
         step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
-        running = RunningStep(step, self._streams(eager=False))
+        running = RunningStep(step, StepStreams(self._side, self._decodes, eager=False))
         for group in self.groups:
             table = group.capture(rows, host, self._open_mailboxes)
             running.tables |= dict.fromkeys(group.cache.spec.layers, table)
@@ -138,9 +137,6 @@ class Runtime:
     def reaches_host(self, step: Step) -> bool:
         """Whether any token of a decode step may be attended in DRAM."""
         return any(group.reaches_host(step) for group in self.groups)
-
-    def _streams(self, eager: bool) -> StepStreams:
-        return StepStreams(self._side, self._decodes, eager)
 
     def _open_mailboxes(self) -> MailboxManager:
         if self.mailboxes is None:
@@ -201,7 +197,8 @@ class Runtime:
         self._after_layer(running, group, layer, q.device)
         out = merge_output(states, q)
         if group.audit is not None:
-            self._note(running, group.audit, call, selection, states, out)
+            work = partial(group.audit.note, call, running.tables[layer], selection, states, out)
+            running.streams.side.run(out.device, work)
         return out
 
     def _after_layer(self, running: RunningStep, group: LayerGroup, layer: int, device: torch.device) -> None:
@@ -217,18 +214,6 @@ class Runtime:
             return False
         one, two = self.layers[layer], self.layers[other]
         return (one.stage, one.device) == (two.stage, two.device)
-
-    def _note(
-        self,
-        running: RunningStep,
-        audit: Audit,
-        call: AttentionCall,
-        selection: Selection,
-        states: list[Any],
-        out: Tensor,
-    ) -> None:
-        table = running.tables[call.layer]
-        running.streams.side.run(out.device, lambda: audit.note(call, table, selection, states, out))
 
     def predicts(self, running: RunningStep, layer: int) -> bool:
         """Whether a running step would make use of a layer's query before the layer's turn."""
@@ -246,11 +231,9 @@ class Runtime:
         """The layer whose input norm a predicted query of `layer` is made under: its own, or the one before."""
         return self._by_layer[layer].schedule.norm_layer(layer)
 
-    @contextmanager
-    def side_stream(self, running: RunningStep, layer: int, hidden: Tensor) -> Iterator[None]:
+    def side_stream(self, running: RunningStep, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
         """Inside this block a layer's query is predicted; `hidden` is what it is made of."""
-        with running.tables[layer].bridge.side_stream(layer, hidden):
-            yield
+        return running.tables[layer].bridge.side_stream(layer, hidden)
 
     def predict(self, running: RunningStep, layer: int, q: Tensor, scale: float) -> None:
         """The query `[tokens, q_heads, d]` that a layer of a decode step will probably have."""
@@ -264,11 +247,10 @@ class Runtime:
 
     def join_side(self, running: RunningStep) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
-        found = running.streams.side.join()
-        for group in self.groups:
-            if group.audit is not None:
-                group.audit.joined()
-        return found
+        forked = running.streams.side.join()
+        for audit in self.audits():
+            audit.joined()
+        return forked
 
     def import_kv(self, running: RunningStep, layer: int, k: Tensor, v: Tensor, q: Tensor | None, scale: float) -> None:
         """Stores keys and values that were computed elsewhere, packed as the step.
@@ -341,8 +323,6 @@ class Runtime:
                 group.truncate(slot, length, keep)
         self._notify(lambda probe: probe.truncate(slot, length, keep))
 
-    # what is known of steps and memory
-
     def busy(self) -> set[int]:
         """Sequences that a decode step would have to wait for."""
         return {slot for group in self.groups for slot, job in group.maintenance.busy.items() if not job.done()}
@@ -359,43 +339,9 @@ class Runtime:
             self.mailboxes.close()
             self.mailboxes = None
 
-    def report(self, step: Step) -> dict[str, Any]:
-        """What the parts say of the last decode step. May wait for the GPU."""
-        found = counts.report(self.groups, counts.reports(self.groups, step))
-        for audit in self.audits():
-            found["audit"] = audit.report()
-        return found
-
-    def audits(self) -> list[Audit]:
-        """What is measured of the promises of rules."""
-        return [group.audit for group in self.groups if group.audit is not None]
-
     def tallies(self, slot: int) -> list[Tally]:
         """What audits find of a sequence; they go on as it does."""
         return [audit.of(slot) for audit in self.audits()]
-
-    def attended(self, step: Step) -> tuple[int, int]:
-        """Entries that a decode step attends to on the GPU and in DRAM, over its sequences, averaged over the layers.
-
-        Codes that are scored on the GPU count there, by their bytes.
-        """
-        return counts.attended(self.groups, step, counts.reports(self.groups, step))
-
-    def token_bytes(self) -> tuple[int, int]:
-        """Bytes of one token of all layers, on the GPU and in DRAM."""
-        return counts.token_bytes(self.groups)
-
-    def bytes_for(self, tokens: int) -> dict[Tier, int]:
-        """Bytes per tier that a sequence of so many tokens takes of what the sequences share."""
-        return counts.bytes_for(self.groups, tokens)
-
-    def free_bytes(self) -> dict[Tier, int | None]:
-        """Bytes per tier that sequences can still be given; None: no limit."""
-        return counts.free_bytes(self.groups)
-
-    def fullest(self, tier: Tier) -> tuple[str, float]:
-        """The device with the least room for more tokens in the GPU tier, and its share of a sequence's bytes there."""
-        return counts.fullest(self.groups, tier)
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""

@@ -25,12 +25,8 @@ class AllBlocks(Layout):
         """side: what an index keeps of every block; only then it hears which blocks are full."""
         super().__init__(block, spec)
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, "Keeping every token", side=side)
-        self._table = BlockTable(self.memory)
+        self.table: BlockTable = BlockTable(self.memory)
         self._followed = side is not None
-
-    @property
-    def table(self) -> BlockTable:
-        return self._table
 
     def min_bytes(self) -> int:
         spec = self.spec
@@ -91,7 +87,7 @@ class AllBlocks(Layout):
             ids = self.table.owned[slot][first:last]
             if ids:
                 places = partial(upload, ids, memory.device)
-                blocks = memory[self.once.get(("filled", slot, before, memory.device), places)]
+                blocks = memory[self.once(("filled", slot, before, memory.device), places)]
                 own = (blocks[:, :, i].transpose(1, 2).flatten(0, 1) for i in range(2))
                 filled.append(Filled(slot, first, ids, *own))
         return filled

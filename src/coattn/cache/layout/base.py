@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.leftovers import WindowLeftovers
 from coattn.cache.observer import Filled
-from coattn.cache.once import OncePerStep
 from coattn.cache.snapshot import Averages, Copied, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
@@ -21,6 +21,7 @@ from coattn.kernels.append import append, write_rows
 from coattn.kernels.upload import upload
 from coattn.types import Step, Tier
 
+T = TypeVar("T")
 DEFAULT_WINDOW_TOKENS = 1024
 """Where neither a parameter nor a budget says how many."""
 
@@ -52,12 +53,26 @@ class Layout(ABC):
     """First blocks of a sequence that stay whatever comes."""
     numbered: bool = False
     """Whether a step table says the position of each new token in its text."""
+    table: BlockTable | None = None
+    """Where every block of a sequence is listed; None where no block is kept for good."""
+    unshared: str | None = None
+    """Why a block's numbers are not the same for every text that begins like this; None where they are."""
     leftovers: WindowLeftovers | None = None
     """What is still in the windows of empty slots."""
 
     def __init__(self, block: int, spec: CacheSpec) -> None:
         self.block, self.spec = block, spec
-        self.once = OncePerStep()
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, which is the same for every layer of a step: made once, until the step is over."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("T", self._made[key])
+
+    def end_step(self) -> None:
+        """What was made once is made anew in the next step."""
+        self._made.clear()
 
     @abstractmethod
     def min_bytes(self) -> int:
@@ -121,6 +136,11 @@ class Layout(ABC):
     def places(self, slot: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The same of many: int64 `[n]` each."""
 
+    def places_on(self, device: torch.device, slot: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`places` where a layer's kernels read them."""
+        ids, rows = self.places(slot, positions)
+        return upload(ids, device), upload(rows, device)
+
     def kept(self, slot: int, start: int, end: int) -> Tensor:
         """Of the positions `start .. end` that are written at once, those that stay here."""
         return torch.arange(start, end)
@@ -137,7 +157,7 @@ class Layout(ABC):
 
         -> the blocks that have become full, where the index follows them.
         """
-        source, ids, rows = self.once.get(("places", k.device), lambda: self._written(step, k.device))
+        source, ids, rows = self.once(("places", k.device), lambda: self._written(step, k.device))
         if len(source) == len(k):
             write_rows(self.memory[layer], ids, rows, k, v)
         elif len(source):
@@ -166,16 +186,6 @@ class Layout(ABC):
         return True
 
     # a sequence outside its slot
-
-    @property
-    def table(self) -> BlockTable | None:
-        """Where every block of a sequence is listed; None where no block is kept for good."""
-        return None
-
-    @property
-    def unshared(self) -> str | None:
-        """Why a block's numbers are not the same for every text that begins like this; None where they are."""
-        return None
 
     @abstractmethod
     def take(self, slot: int, tokens: int, averages: Averages) -> Snapshot:

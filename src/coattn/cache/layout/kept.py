@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
@@ -22,7 +24,7 @@ class KeptTokens(AllBlocks):
     def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None) -> None:
         super().__init__(block, spec, side)
         self._followed = False  # entries move: maintenance tells the index itself
-        self._count: dict[int, int] = {}
+        self._count: Counter[int] = Counter()
 
     def _most(self, width: int) -> int:
         """One prompt is read while the other sequences have only what stays."""
@@ -47,13 +49,11 @@ class KeptTokens(AllBlocks):
             if not history:
                 self.shrink(slot, 0)
         wanted = [(s, ceil_div(self.count(s) + n, self.block)) for s, n in zip(step.slots, step.new, strict=True)]
-        self.table.require(wanted)
-        for slot, blocks in wanted:
-            self.table.ensure(slot, blocks)
+        self.table.grow(wanted)
 
     def count(self, slot: int) -> int:
         """Entries that are there."""
-        return self._count.get(slot, 0)
+        return self._count[slot]
 
     def stored_tokens(self, slot: int, history: int) -> int:
         return self.count(slot)
@@ -62,8 +62,7 @@ class KeptTokens(AllBlocks):
         return self.table.rows[slot, : max(self.width, ceil_div(tokens, self.block))]
 
     def commit(self, step: Step) -> None:
-        for slot, n in zip(step.slots, step.new, strict=True):
-            self._count[slot] = self.count(slot) + n
+        self._count.update(dict(zip(step.slots, step.new, strict=True)))
 
     def crop(self, slot: int, keep: int) -> None:
         """The first entries count; blocks stay."""

@@ -21,7 +21,6 @@ from coattn.cache.step_table import TableMemory
 from coattn.kernels.append import append
 from coattn.kernels.flush import flush_values
 from coattn.kernels.reference.append import read_rows, write_rows
-from coattn.kernels.upload import upload
 from coattn.types import Phase, Step, Tier
 from coattn.units import ceil_div
 
@@ -36,18 +35,16 @@ class NewestBlocks(BlockRing):
         window: int | None,
         sinks: int,
         host: HostTier,
-        prompts: PromptKVBuffer | None,
+        prompts: PromptKVBuffer,
     ) -> None:
         """prompts: of prompts that are read in chunks, what later chunks need; see `PromptKVBuffer`."""
         super().__init__(block, spec, window, sinks)
         self.host, self._prompts = host, prompts
+        self.table: BlockTable = host.table
+        self.unshared = self._unshared()
         self.leftovers: WindowLeftovers = WindowLeftovers()
         self._writing: set[int] = set()
         """Slots of steps that were planned and are not over: their windows are not what their tokens say."""
-
-    @property
-    def table(self) -> BlockTable:
-        return self.host.table
 
     def min_bytes(self) -> int:
         spec, memory = self.spec, self.host.memory
@@ -60,8 +57,7 @@ class NewestBlocks(BlockRing):
         self.host.open()
 
     def release(self) -> None:
-        if self._prompts is not None:
-            self._prompts.release()
+        self._prompts.release()
         super().release()
         self.host.release()
 
@@ -72,13 +68,10 @@ class NewestBlocks(BlockRing):
         for slot in step.slots:
             self.leftovers.take(slot)
         self._writing.update(step.slots)
-        prompts = self._prompts
-        if prompts is None:
-            return
         if step.phase is Phase.DECODE:
-            self._end_prompts(step, prompts)
-        elif step.more or prompts.pages or prompts.held:
-            self._hold_prompts(step, prompts)
+            self._end_prompts(step)
+        else:
+            self._hold_prompts(step)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
         filled = self._write_through(layer, k, v, step)
@@ -96,16 +89,15 @@ class NewestBlocks(BlockRing):
 
     def commit(self, step: Step) -> None:
         self._writing.difference_update(step.slots)
-        for slot, length in zip(step.slots, step.lengths, strict=True) if self._prompts is not None else ():
-            if slot not in step.more and slot in self._prompts.held:  # type: ignore[union-attr]
-                self._prompts.finish(slot, self.host.generations(slot, length // self.block))  # type: ignore[union-attr]
+        for slot, length in zip(step.slots, step.lengths, strict=True):
+            if slot not in step.more and slot in self._prompts.held:
+                self._prompts.finish(slot, self.host.generations(slot, length // self.block))
 
     def give_back(self, slot: int, history: int) -> None:
         self.table.shrink(slot, history // self.block)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        if self._prompts is not None:
-            self._prompts.end(slot)
+        self._prompts.end(slot)
         if not keep:
             self.leftovers.leave(slot, {} if slot in self._writing else self._full_window(slot, length))
             self._writing.discard(slot)
@@ -113,19 +105,16 @@ class NewestBlocks(BlockRing):
         self.table.shrink(slot, keep // self.block)
 
     def history(self, layer: int, slot: int, length: int) -> DenseHistory | None:
-        prompts = self._prompts
-        if prompts is None:
-            return None
-        if slot in prompts.held:
-            return DenseHistory(*prompts.read(layer, slot, length))
-        return None if prompts.spare_room else DenseHistory(*self._read_all(layer, slot, length))
+        if slot in self._prompts.held:
+            return DenseHistory(*self._prompts.read(layer, slot, length))
+        return None if self._prompts.spare_room else DenseHistory(*self._read_all(layer, slot, length))
 
     def midway(self, slot: int) -> bool:
-        return self.host.keys is not None and self._prompts is not None and slot in self._prompts.held
+        return self.host.keys is not None and slot in self._prompts.held
 
     def _write_through(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
         """The filling block and the new tokens make a run that starts at a block: full ones go to DRAM."""
-        filled, prompts = [], self._prompts
+        filled = []
         for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
             first, old = divmod(history, self.block)
             full = (old + end - start) // self.block
@@ -137,9 +126,9 @@ class NewestBlocks(BlockRing):
                 keys, values = keys[: full * self.block], values[: full * self.block]
                 ids = self.table.owned[slot][first : first + full]
                 self.host.write(layer, ids, keys, values)
-            held = prompts is not None and slot in prompts.held
+            held = slot in self._prompts.held
             if held and (slot in step.more or self.host.keys is None):
-                prompts.write(layer, slot, history, new_k, new_v)  # type: ignore[union-attr]
+                self._prompts.write(layer, slot, history, new_k, new_v)
             if held and self.host.keys is not None:
                 if slot not in step.more:
                     filled += self._all_filled(layer, slot, history, new_k, new_v)
@@ -150,16 +139,14 @@ class NewestBlocks(BlockRing):
     def _filling(self, slot: int, first: int, history: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places of the tokens of a block that is not full; the same for every layer of a device."""
 
-        def make() -> tuple[Tensor, Tensor]:
-            ids, rows = self.places(slot, torch.arange(first * self.block, history))
-            return upload(ids, device), upload(rows, device)
-
-        return self.once.get(("filling", slot, history, device), make)
+        positions = torch.arange(first * self.block, history)
+        return self.once(("filling", slot, history, device), lambda: self.places_on(device, slot, positions))
 
     # prompts in chunks
 
-    def _hold_prompts(self, step: Step, prompts: PromptKVBuffer) -> None:
+    def _hold_prompts(self, step: Step) -> None:
         """Room for prompts that go on. What one of them follows is kept as far as it is known."""
+        prompts = self._prompts
         for slot, start in prompts.plan(step, self.host.generations).items():
             length = step.history[step.slots.index(slot)]
             if prompts.spare_room:
@@ -169,20 +156,19 @@ class NewestBlocks(BlockRing):
             for layer in self.spec.layers:
                 prompts.write(layer, slot, start, *self._read_all(layer, slot, length))
 
-    def _end_prompts(self, step: Step, prompts: PromptKVBuffer) -> None:
+    def _end_prompts(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""
         for slot, history in zip(step.slots, step.history, strict=True):
-            if slot in prompts.held:
+            if slot in self._prompts.held:
                 for layer, s in self.spec.layers.items() if self.host.keys is not None else ():
                     none = torch.empty(0, s.kv_heads, s.head_dim, dtype=s.dtype, device=s.device)
                     filled = self._all_filled(layer, slot, history, none, none)
                     self.host.keys.update(layer, filled, None)  # type: ignore[union-attr]
-                prompts.end(slot)
+                self._prompts.end(slot)
 
     def _all_filled(self, layer: int, slot: int, history: int, k: Tensor, v: Tensor) -> list[Filled]:
         """All blocks that a prompt has filled, with its last chunk k, v: what is made of them does not depend on how it
         was cut."""
-        assert self._prompts is not None
         first, last = self._prompts.held[slot].known, (history + len(k)) // self.block
         if first == last:
             return []
@@ -198,7 +184,7 @@ class NewestBlocks(BlockRing):
         cut = min(length, self.sinks * self.block)
         here = torch.cat([torch.arange(cut), torch.arange(min(length, first * self.block), length)])
         middle = self.host.read(layer, slot, range(self.sinks, first))
-        own = read_rows(self.memory[layer], *(x.to(device) for x in self.places(slot, here)))
+        own = read_rows(self.memory[layer], *self.places_on(device, slot, here))
         k, v = (torch.cat([near[:cut], far, near[cut:]]) for near, far in zip(own, middle, strict=True))
         return k, v
 
@@ -207,11 +193,11 @@ class NewestBlocks(BlockRing):
         there, full blocks before it out of DRAM, on their way when this returns."""
         block = self.block
         first = min(length // block, max(start // block, self.first(length)))
-        places: dict[torch.device, list[Tensor]] = {}
+        places: dict[torch.device, tuple[Tensor, Tensor]] = {}
         for layer, shape in self.spec.layers.items():
             if shape.device not in places:
-                rows = self.places(slot, torch.arange(max(start, first * block), length))
-                places[shape.device] = [upload(x, shape.device) for x in rows]
+                positions = torch.arange(max(start, first * block), length)
+                places[shape.device] = self.places_on(shape.device, slot, positions)
             k, v = read_rows(self.memory[layer], *places[shape.device])
             if first > start // block:
                 there = self.host.read(layer, slot, range(start // block, first))
@@ -220,8 +206,7 @@ class NewestBlocks(BlockRing):
 
     # a sequence outside its slot
 
-    @property
-    def unshared(self) -> str | None:
+    def _unshared(self) -> str | None:
         if self.host.keys is not None:
             return "keys in DRAM are known by their codes alone, so what is read later depends on how a prompt was cut"
         if self.host.memory.form != "model":
@@ -290,14 +275,14 @@ class NewestBlocks(BlockRing):
     def _refill(self, slot: int, tokens: int, stretches: list[list[int]]) -> int:
         """Blocks of the window as DRAM has them, from spare GPU memory where pages are cached -> how many are."""
         prompts, block = self._prompts, self.block
-        known, cached = (0, None) if prompts is None else prompts.cached(self.host.generations(slot, tokens // block))
+        known, cached = prompts.cached(self.host.generations(slot, tokens // block))
         near = 0
         for blocks in stretches:
             start, end = blocks[0] * block, (blocks[-1] + 1) * block
             ids = [self.block_id(slot, b) for b in blocks]
             near += len(blocks) if end <= known else 0
             for layer in self.spec.layers:
-                if prompts is not None and cached is not None and end <= known:
+                if end <= known:
                     both = prompts.gather(cached, layer, start, end)
                 else:
                     both = self.host.read(layer, slot, range(blocks[0], blocks[-1] + 1))
@@ -314,8 +299,8 @@ class NewestBlocks(BlockRing):
         wanted = range(max(self.sinks, ceil_div(keep, block) - self.ring), last)
         for layer, shape in self.spec.layers.items() if wanted else ():
             positions = torch.arange(wanted.start * block, wanted.stop * block)
-            ids, rows = (x.to(shape.device) for x in self.places(slot, positions))
-            write_rows(self.memory[layer], ids, rows, *self.host.read(layer, slot, wanted))
+            places = self.places_on(shape.device, slot, positions)
+            write_rows(self.memory[layer], *places, *self.host.read(layer, slot, wanted))
 
     # bytes
 

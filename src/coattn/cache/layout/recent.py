@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 
 import torch
@@ -15,7 +16,6 @@ from coattn.cache.snapshot import Averages, Copied, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
 from coattn.kernels.reference.append import read_rows, write_rows
-from coattn.kernels.upload import upload
 from coattn.types import Step
 from coattn.units import ceil_div
 
@@ -27,24 +27,22 @@ class RecentTokens(Layout):
     always a prefix of the places, full or not, and attention over it is attention over a block list.
     """
 
-    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, turned: TurnedSinks | None) -> None:
+    unshared = "tokens that leave its window are gone"
+
+    def __init__(self, block: int, spec: CacheSpec, sinks: int, recent: int | None, turned: TurnedSinks) -> None:
         """turned: the keys of first tokens, where positions count inside the cache."""
         super().__init__(block, spec)
-        self._turned, self.numbered = turned, turned is not None
+        self._turned, self.numbered = turned, turned.counted
         what = "A window" if recent is None else f"A window of {sinks} + {recent} tokens"
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, what)
         self.first_tokens, self._recent = sinks, recent
         self.size = 0
-        self._count: dict[int, int] = {}
+        self._count: Counter[int] = Counter()
         """By sequence: entries written so far, those that were overwritten included."""
-
-    @property
-    def _turned_bytes(self) -> int:
-        return 0 if self._turned is None else self._turned.bytes
 
     def min_bytes(self) -> int:
         blocks = self.spec.seqs * ceil_div(self.first_tokens + (self._recent or 1), self.block) + self.spec.padding
-        return blocks * self.memory.block_bytes + self._turned_bytes
+        return blocks * self.memory.block_bytes + self._turned.bytes
 
     def open(self) -> None:
         self.size = self._choose()
@@ -55,8 +53,7 @@ class RecentTokens(Layout):
             self.memory.fix(blocks)
         else:
             self.memory.reserve(blocks)
-        if self._turned is not None:
-            self._turned.open()
+        self._turned.open()
 
     def _choose(self) -> int:
         spec, room = self.spec, self.spec.ledger.room("gpu")
@@ -65,18 +62,14 @@ class RecentTokens(Layout):
         if room is None:
             return max(DEFAULT_WINDOW_TOKENS, self.first_tokens + self.block)
         least = ceil_div(self.first_tokens + 1, self.block)
-        blocks = max(least, ((room - self._turned_bytes) // self.memory.block_bytes - spec.padding) // spec.seqs)
+        blocks = max(least, ((room - self._turned.bytes) // self.memory.block_bytes - spec.padding) // spec.seqs)
         if spec.tokens is not None:
             blocks = min(blocks, max(ceil_div(spec.tokens, self.block), least))
         return blocks * self.block
 
-    def count(self, slot: int) -> int:
-        """Entries written so far."""
-        return self._count.get(slot, 0)
-
     def stored_tokens(self, slot: int, history: int) -> int:
         """Not the history: entries are numbered anew where some were taken back."""
-        return self.count(slot)
+        return self._count[slot]
 
     def entries(self, slot: int, tokens: int) -> int:
         return min(tokens, self.size)
@@ -103,7 +96,7 @@ class RecentTokens(Layout):
 
     def stored(self, slot: int) -> Tensor:
         """Numbers of the entries that are there, oldest first."""
-        count = self.count(slot)
+        count = self._count[slot]
         first = max(self.first_tokens, count - self.ring)
         return torch.cat([torch.arange(min(self.first_tokens, count)), torch.arange(first, max(count, first))])
 
@@ -115,35 +108,32 @@ class RecentTokens(Layout):
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> list[Filled]:
         super().append(layer, k, v, step)
-        for slot, (start, end) in zip(step.slots, step.spans, strict=True) if self._turned is not None else ():
-            first = self.count(slot)
-            self._turned.keep(layer, slot, torch.arange(first, first + end - start), k[start:end])  # type: ignore[union-attr]
+        for slot, (start, end) in zip(step.slots, step.spans, strict=True) if self._turned.counted else ():
+            first = self._count[slot]
+            self._turned.keep(layer, slot, torch.arange(first, first + end - start), k[start:end])
         return []
 
     def append_rows(self, layer: int, k: Tensor, v: Tensor, tables: TableMemory) -> None:
         super().append_rows(layer, k, v, tables)
-        if self._turned is not None:
-            self._turned.turn(layer, self.memory[layer], k, tables, self.dummy_block)
+        self._turned.turn(layer, self.memory[layer], k, tables, self.dummy_block)
 
     def commit(self, step: Step) -> None:
-        for slot, n in zip(step.slots, step.new, strict=True):
-            self._count[slot] = self.count(slot) + n
+        self._count.update(dict(zip(step.slots, step.new, strict=True)))
 
     def history(self, layer: int, slot: int, length: int) -> DenseHistory | None:
-        if not self.count(slot):
+        if not self._count[slot]:
             return None
         device = self.spec.layers[layer].device
-        places = self.once.get(("ring", slot, device), lambda: self._places_of(slot, self.stored(slot), device))
+        places = self.once(("ring", slot, device), lambda: self.places_on(device, slot, self.stored(slot)))
         k, v = read_rows(self.memory[layer], *places)
-        if self._turned is None:
-            return DenseHistory(k, v, self.first_tokens, self.ring)
-        return DenseHistory(self._turned.read(layer, slot, k), v, self.first_tokens, self.ring, length)
+        position = length if self._turned.counted else None
+        return DenseHistory(self._turned.read(layer, slot, k), v, self.first_tokens, self.ring, position)
 
     def overwrites(self, slot: int, history: int, new: int) -> bool:
-        return self.count(slot) + new > self.size
+        return self._count[slot] + new > self.size
 
     def goes_back(self, slot: int) -> bool:
-        return self.count(slot) <= self.size
+        return self._count[slot] <= self.size
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """What the ring has overwritten stays gone; the entries that are left move to the front, in order."""
@@ -152,29 +142,24 @@ class RecentTokens(Layout):
             return
         entries = self.stored(slot)
         # sinks have their places by position, the others count from the end
-        left = entries[torch.where(entries < self.first_tokens, entries, entries + length - self.count(slot)) < keep]
+        left = entries[torch.where(entries < self.first_tokens, entries, entries + length - self._count[slot]) < keep]
         for layer, shape in self.spec.layers.items():
-            k, v = read_rows(self.memory[layer], *self._places_of(slot, left, shape.device))
-            write_rows(self.memory[layer], *self._places_of(slot, torch.arange(len(left)), shape.device), k, v)
+            k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, left))
+            write_rows(self.memory[layer], *self.places_on(shape.device, slot, torch.arange(len(left))), k, v)
         self._count[slot] = len(left)
 
     def release(self) -> None:
         self._count.clear()
         super().release()
-        if self._turned is not None:
-            self._turned.release()
+        self._turned.release()
 
     # a sequence outside its slot
 
-    @property
-    def unshared(self) -> str | None:
-        return "tokens that leave its window are gone"
-
     def take(self, slot: int, tokens: int, averages: Averages) -> Snapshot:
-        found, stored = {"count": torch.tensor([self.count(slot)])}, self.stored(slot)
+        found, stored = {"count": torch.tensor([self._count[slot]])}, self.stored(slot)
         for layer, shape in self.spec.layers.items():
-            k, v = read_rows(self.memory[layer], *self._places_of(slot, stored, shape.device))
-            k = k if self._turned is None else self._turned.read(layer, slot, k)
+            k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, stored))
+            k = self._turned.read(layer, slot, k)
             found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
         return Snapshot(tensors=found)
 
@@ -184,9 +169,8 @@ class RecentTokens(Layout):
         stored = self.stored(slot)
         for layer, shape in self.spec.layers.items():
             k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
-            write_rows(self.memory[layer], *self._places_of(slot, stored, shape.device), k, v)
-            if self._turned is not None:
-                self._turned.keep(layer, slot, torch.arange(len(k)), k)
+            write_rows(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
+            self._turned.keep(layer, slot, torch.arange(len(k)), k)
         return Copied(0, sum(x.nbytes for x in found.values()))
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
@@ -198,7 +182,3 @@ class RecentTokens(Layout):
     def snapshot_goes_back(self, snapshot: Snapshot) -> bool:
         """Not where its ring has overwritten what its last tokens came after."""
         return int(snapshot.tensors["count"]) <= self.size
-
-    def _places_of(self, slot: int, entries: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        ids, rows = self.places(slot, entries)
-        return upload(ids, device), upload(rows, device)

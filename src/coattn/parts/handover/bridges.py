@@ -16,7 +16,7 @@ from coattn.types import Work, nothing_to_wait_for
 
 
 class InlineBridge:
-    """How the steps of one group of layers submit work to the host: here, at once. A `cache.bridge.HostBridge`."""
+    """How the steps of one group of layers submit work to the host: here, at once. A `cache.step_table.HostBridge`."""
 
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         """Begins a piece of work of an asynchronous executor; calling the result fetches its state."""

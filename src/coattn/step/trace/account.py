@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from coattn.step import report as counts
 from coattn.step.runtime import Runtime
 from coattn.step.trace.step import StepTrace, Timing
 from coattn.types import Step
@@ -10,11 +9,11 @@ from coattn.types import Step
 
 def step_trace(runtime: Runtime, step: Step, timing: Timing, weight_bytes: int) -> StepTrace:
     """A decode step that has been done, with the bytes that it needed at least."""
-    said = counts.reports(runtime.groups, step)
-    gpu, host = counts.attended(runtime.groups, step, said)
+    said = runtime.reports(step)
+    gpu, host = runtime.attended(step, said)
     token, host_token = runtime.token_bytes()
     by_cpu = any(group.executor.asynchronous for group in runtime.groups)
-    rows = counts.report(runtime.groups, said).get("row_entries")
+    rows = runtime.merged(said).get("row_entries")
     if rows is not None:
         # positions and weights there, sums back in float32
         crossing = sum(s.q_heads * s.head_dim * 4 for s in runtime.layers) * step.seqs

@@ -17,14 +17,7 @@ COLOURS = {"GPU": "#4477aa", "PCIe": "#aa3377", "CPU workers": "#228833"}
 
 
 def timeline(step: StepTrace, title: str, path: Path) -> None:
-    """Writes `timeline_figure`."""
-    figure = timeline_figure(step, title)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def timeline_figure(step: StepTrace, title: str) -> pyplot.Figure:
-    """Who worked when: one row each for GPU, PCIe and CPU; gaps are waiting."""
+    """Writes who worked when: one row each for GPU, PCIe and CPU; gaps are waiting."""
     figure, axes = pyplot.subplots(figsize=(11, 2.8), layout="constrained")
     for y, track in enumerate(ROWS):
         bars = [
@@ -39,4 +32,5 @@ def timeline_figure(step: StepTrace, title: str) -> pyplot.Figure:
     axes.set_xlabel("ms")
     waits = f"GPU waits {step.gpu_idle:.0%} (for the CPU {step.cpu_wait:.0%}, for PCIe {step.pcie_wait:.0%})"
     axes.set_title(f"{title}\n{step.seconds * 1e3:.2f} ms, {waits}, CPU busy {step.cpu_busy:.0%}", fontsize=10)
-    return figure
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -39,17 +39,17 @@ class Timing:
     @property
     def cpu_wait(self) -> float:
         """Share of the step in which the GPU waited for the CPU's answer, its way over PCIe included."""
-        return self._share(self._answers())
+        return self._share(*self.spans)
 
     @property
     def pcie_wait(self) -> float:
         """Share of the step in which the GPU only fetched KV over PCIe."""
-        return self._share(self._fetches())
+        return self._share(*self.crossings)
 
     @property
     def gpu_idle(self) -> float:
         """Share of the step in which the GPU waited for either."""
-        return self._share([*self._answers(), *self._fetches()])
+        return self._share(*self.spans, *self.crossings)
 
     @property
     def cpu_busy(self) -> float:
@@ -61,13 +61,8 @@ class Timing:
         answers = [(f"layer {span.layer}", span.ready, max(span.ready, span.answered)) for span in self.spans]
         return sorted([*answers, *((each.name, each.begin, each.end) for each in self.crossings)], key=lambda w: w[1])
 
-    def _answers(self) -> list[tuple[int, int]]:
-        return [(span.ready, span.answered) for span in self.spans]
-
-    def _fetches(self) -> list[tuple[int, int]]:
-        return [(each.begin, each.end) for each in self.crossings]
-
-    def _share(self, times: Iterable[tuple[int, int]]) -> float:
+    def _share(self, *waits: Span | Crossing) -> float:
+        times = [(each.ready, each.answered) if isinstance(each, Span) else (each.begin, each.end) for each in waits]
         return covered(times) / max(1, self.end - self.begin)
 
 

@@ -107,7 +107,7 @@ class Seen(Probe):
                     host = self.names.among(layer, _all_rows(cache.host.memory[layer])).double()
                 elif cache.host is not None:
                     # of a token in a full block: the key's code in the GPU tier, the value in DRAM
-                    cost, whole = cache.bytes_for(cache.block), cache.spec.block_bytes(cache.block)
+                    cost, whole = cache.gpu.bytes_for(cache.block), cache.spec.block_bytes(cache.block)
                     full = torch.arange(self.names.tokens) < self.names.tokens // cache.block * cache.block
                     gpu = torch.maximum(gpu, full * cost["gpu"] / whole)
                     host = (full * cost["host"] / whole).expand_as(gpu)

@@ -97,7 +97,7 @@ class Entries(Maintenance):
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
         self.choosing = BackgroundChooser(self.busy, self._take_ahead)
-        self.table.watch(self.choosing)
+        self.table.before_swap = self.choosing.before_swap
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
         self.keep = cast("Any", select).keep
