@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coattn.auto.pool import TokenPool
+from coattn.kernels.pool_memory import PoolTensors
 from coattn.types import BlockWork
 
 
@@ -34,7 +34,7 @@ class ScoredWork:
     tokens: Tensor
     seq: Tensor
     floors: Tensor
-    pool: TokenPool
+    pool: PoolTensors
     sync_fetch: float
     """How far above its bound, as a logarithm, a score must be for an entry to be fetched and attended in this step."""
     fetch: float
