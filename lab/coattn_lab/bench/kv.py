@@ -32,8 +32,13 @@ def fill_randomly(runtime: Runtime) -> None:
                 basis.normal_()
         for memory in memories:
             # codes follow from keys, before the first decode step
-            if memory.side is not None and not codes and "prompt_codes" not in group.index.provides:
+            if memory.side is None or codes or "prompt_codes" in group.index.provides:
+                continue
+            if "sketch" not in group.index.provides:
                 memory.side.fill_randomly()
+            else:  # words of 32 bits
+                for layer in memory.side.layers:
+                    memory.side[layer].random_(-(1 << 31), (1 << 31) - 1)
 
 
 def fill_books(books: Books) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,6 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.layout.newest import NewestBlocks
-from coattn.cache.ledger import Ledger
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
@@ -28,6 +26,7 @@ from coattn.kernels.sketch import flush_sketch, score_sketch
 from coattn.part import check_count
 from coattn.parts.index.base import Index
 from coattn.parts.index.codes.means import Means
+from coattn.parts.index.keys import KeyMemory
 from coattn.types import LayerShape, Step
 
 SAMPLE_TOKENS = 4096
@@ -41,34 +40,6 @@ PINNED_TOKENS = 128
 are, and may say of a key like no other that it weighs a million times less than it does."""
 FIRST_TOKENS = 4096
 """Longest sequence that pools have books for at first, where nobody says how many tokens come."""
-
-
-def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Lists of at most so many."""
-    rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
-
-
-class WordMemory(BlockMemory):
-    """Planes of the keys of blocks in DRAM: `[blocks, kv_heads, block, words]` int32."""
-
-    def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, words: int, padding: int) -> None:
-        self.words = words
-        super().__init__("gpu", layers, block, ledger, "A sketch of every key", padding=padding)
-
-    def layer_bytes(self, shape: LayerShape) -> int:
-        return 4 * self.block * shape.kv_heads * self.words
-
-    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
-        return (blocks, shape.kv_heads, self.block, self.words)
-
-    def dtype(self, shape: LayerShape) -> torch.dtype:
-        return torch.int32
-
-    def fill_randomly(self) -> None:
-        for layer in self.layers:
-            self[layer].random_(-(1 << 31), (1 << 31) - 1)
 
 
 @dataclass
@@ -90,7 +61,8 @@ class Sketch(Index):
     }
 
     code_bytes: int | None = None
-    memory: WordMemory = field(init=False, repr=False)
+    memory: KeyMemory = field(init=False, repr=False)
+    """Planes of the keys of blocks in DRAM, in words of 32 bits."""
     tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
     """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
     means: Means = field(init=False, repr=False)
@@ -133,7 +105,7 @@ class Sketch(Index):
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         words = self.planes(spec.shape) // WORD
-        self.memory = WordMemory(spec.layers, config.block, spec.ledger, words, 0)
+        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, "A sketch of every key", words, torch.int32)
         return self.memory
 
     def open(self, cache: KVCache) -> None:
@@ -202,7 +174,8 @@ class Sketch(Index):
         taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
         stride = max(1, len(taken) * cache.block // SAMPLE_TOKENS)
         size = blocks * cache.block * cache.spec.shape.token_bytes
-        for some in batched(cache.spec.layers, max(1, FIT_BYTES // max(1, size))):
+        layers, at_once = list(cache.spec.layers), max(1, FIT_BYTES // max(1, size))
+        for some in (layers[i : i + at_once] for i in range(0, len(layers), at_once)):
             read, found = {}, []
             for layer in some:
                 pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]

@@ -18,7 +18,7 @@ from coattn.cache.step_table import StepTable
 from coattn.part import MOST
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.maintenance.entries.weighing import weights_over
+from coattn.parts.maintenance.weighing import weights_over
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 

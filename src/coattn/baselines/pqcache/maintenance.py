@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.maintenance.stored import stored_keys
+from coattn.parts.maintenance.weighing import stored_keys
 from coattn.types import Phase, Step
 
 if TYPE_CHECKING:

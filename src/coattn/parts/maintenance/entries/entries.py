@@ -26,7 +26,6 @@ from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.entries.background import BackgroundChooser
 from coattn.parts.maintenance.entries.choosing import Choice
 from coattn.parts.maintenance.entries.lists import EntryLists, PendingAppend, spares
-from coattn.parts.maintenance.entries.weighing import addresses
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
@@ -42,7 +41,7 @@ ADDRESS_BYTES = 1 << 40
 class Waiting(NamedTuple):
     """A block that is to leave the window: its averages at the step that said so, over so many entries."""
 
-    weights: list[Tensor]
+    weights: Tensor
     entries: int
 
 
@@ -293,14 +292,20 @@ class Entries(Maintenance):
 
     def _start(self, slot: int) -> None:
         """Chooses from the block that waits; the pool copies what is kept."""
-        copies, entries = self._waiting.pop(slot)
-        b, own = self._covered.get(slot, 0), self.averages.gathered(copies)
-        where = addresses(self, [self.table.owned[slot][b]])
+        weights, entries = self._waiting.pop(slot)
+        b, own = self._covered.get(slot, 0), weights.cpu()
         kept = self.keep(own, entries)
-        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
+        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, self._addresses(slot, b))
         self._covered[slot] = b + 1
         if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
             self._leaving[slot].finish()
+
+    def _addresses(self, slot: int, b: int) -> Tensor:
+        """`[layers, kv_heads]`: where the keys of a sequence's block in DRAM begin."""
+        memories = [self.host[layer] for layer in self.numbers]
+        block, head = (memories[0].stride(i) * memories[0].element_size() for i in (0, 1))
+        base = torch.tensor([memory.data_ptr() for memory in memories]) + self.table.owned[slot][b] * block
+        return base[:, None] + torch.arange(self.cache.spec.shape.kv_heads) * head
 
     def _finish(self, slots: list[int]) -> None:
         """Blocks of these slots have left: what was chosen of them is attended from now on."""
