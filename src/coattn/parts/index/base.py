@@ -70,6 +70,14 @@ class Index(Part):
         """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void."""
 
 
+@dataclass
+class NoIndex(Index):
+    """Nothing is remembered."""
+
+    name = "none"
+    resumes = True
+
+
 def listed_rows(values: Sequence[Tensor], table: StepTable) -> list[Callable[[], None]]:
     """Puts back the rows of `values`, one for each block of GPU memory, that a decode step attends to, as they are."""
     listed = table.column("gpu_blocks").long().flatten()

@@ -95,7 +95,7 @@ class Entries(Maintenance):
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
-        self.choosing = BackgroundChooser(self.busy, self._take_ahead)
+        self.choosing = BackgroundChooser(self.busy, self._take_ahead, cache.spec.device)
         self.table.watch(self.choosing)
         found = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
@@ -342,8 +342,7 @@ class Entries(Maintenance):
     def _choose_later(self, slot: int, length: int) -> None:
         """Beside the steps that follow: the sequence waits, others go on. What is chosen does not depend on when."""
         self._give_up(slot)
-        devices = {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}
-        self.choosing.due(slot, length, devices)
+        self.choosing.due(slot, length)
 
     def _begin_choice(self, slot: int, length: int) -> Choice:
         """From now on nothing that was chosen before counts."""

@@ -34,7 +34,7 @@ class Residency:
         held = self.held[layer][slot]
         held[:, n:], held[:, :n] = NONE, chosen
         places = self.first + slot * self.places + torch.arange(n, dtype=torch.int32, device=held.device)
-        return places.expand(heads, -1)
+        return places.expand(heads, -1).contiguous()
 
     def forget(self, slot: int, keep: int) -> None:
         """Drops what a sequence has resident of its blocks from number `keep` on."""
