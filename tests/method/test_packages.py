@@ -28,7 +28,7 @@ from coattn.method.registry import METHODS as ROWS
 from coattn.parts.executor.base import Executor
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.schedule.inline import Inline
+from coattn.parts.schedule.base import Inline
 from coattn.parts.select.base import Select
 from coattn.cache.config import OnGpu
 from coattn.kernels.attend import attend

@@ -24,7 +24,7 @@ from coattn.kernels.quantise.rows import PackedRows
 from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
 from coattn.kernels.sketch import flush_sketch, score_sketch
 from coattn.part import check_count
-from coattn.parts.index.base import Index
+from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.codes.means import Means
 from coattn.parts.index.keys import KeyMemory
 from coattn.types import LayerShape, Step
@@ -43,7 +43,7 @@ FIRST_TOKENS = 4096
 
 
 @dataclass
-class Sketch(Index):
+class Sketch(BookedIndex):
     """Of every full block in DRAM: a few bits of each key, and the sum of its values.
 
     Owner and writer: this index, when a block has become full, and the maintenance that fits it. Reader: the rule.
@@ -55,6 +55,7 @@ class Sketch(Index):
     beside = True
     resumes = True
     by_sequence = True
+    books_what = "How the keys of each sequence are sketched"
     help_text = {
         "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
         "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
@@ -73,7 +74,6 @@ class Sketch(Index):
     drifted: set[int] = field(init=False, repr=False, default_factory=set)
     """Sequences whose estimates have drifted away from the truth, to be fitted again. Writer: the audit; reader:
     maintenance."""
-    _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         if self.code_bytes is not None:
@@ -111,8 +111,6 @@ class Sketch(Index):
     def open(self, cache: KVCache) -> None:
         super().open(cache)
         spec = cache.spec
-        self._taken = self.gpu_bytes(spec, cache.config)
-        spec.ledger.take("gpu", self._taken, "How the keys of each sequence are sketched")
         for layer, s in spec.layers.items():
             lead = (spec.seqs + 1, s.kv_heads)
             self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
@@ -246,13 +244,10 @@ class Sketch(Index):
         return {"code_share": self.memory.block_bytes / self.cache.spec.block_bytes(self.cache.block)}
 
     def release(self) -> None:
-        if self._taken:
-            self.cache.spec.ledger.give("gpu", self._taken)
-            self._taken = 0
-            self.tables.clear()
-            self.means = Means({}, 0)
-            self.fitted.clear()
-            self.pools.clear()
+        super().release()
+        self.means = Means({}, 0)
+        for held in (self.tables, self.fitted, self.pools):
+            held.clear()
 
     def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> Tensor:
         """Whole blocks of keys `[n, kv_heads, d]` -> their words `[n, kv_heads, words]`."""

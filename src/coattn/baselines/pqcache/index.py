@@ -17,13 +17,13 @@ from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.cluster import cluster, nearest
 from coattn.part import check_count
-from coattn.parts.index.base import Index
+from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.keys import KeyMemory
 from coattn.units import ceil_div
 
 
 @dataclass
-class PromptCodes(Index):
+class PromptCodes(BookedIndex):
     """Of every full block in DRAM: its keys as codes, in codebooks that are clustered anew for every prompt.
 
     Owner and writer: this index, when a block has become full, and the maintenance before the first decode step after a
@@ -36,6 +36,7 @@ class PromptCodes(Index):
     beside = True
     resumes = True
     by_sequence = True
+    books_what = "Codebooks for each sequence"
     help_text = {
         "subvectors": "pieces of a key, each with a code and centroids of its own",
         "subbits": "bits of a code, of which a byte is stored: 2 ** subbits centroids",
@@ -48,7 +49,6 @@ class PromptCodes(Index):
     """By layer `[slots + 1, kv_heads, pieces, centroids, width]` in the layer's dtype; the last is for padding rows."""
     prompt: Tensor = field(init=False, repr=False)
     """`[slots + 1]` int32: tokens of each sequence when its codebooks were made."""
-    _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         check_count("subvectors", self.subvectors, 1)
@@ -76,8 +76,6 @@ class PromptCodes(Index):
     def open(self, cache: KVCache) -> None:
         super().open(cache)
         spec, count = cache.spec, self.centroids
-        self._taken = self.gpu_bytes(spec, cache.config)
-        spec.ledger.take("gpu", self._taken, "Codebooks for each sequence")
         for i, s in spec.layers.items():
             size = (spec.seqs + 1, s.kv_heads, self.subvectors, count, s.head_dim // self.subvectors)
             self.books[i] = torch.zeros(size, dtype=s.dtype, device=s.device)
@@ -116,9 +114,7 @@ class PromptCodes(Index):
         return products.gather(-1, codes).sum(3)
 
     def release(self) -> None:
-        if self._taken:
-            self.cache.spec.ledger.give("gpu", self._taken)
-        self._taken = 0
+        super().release()
         self.books.clear()
 
     def _pieces(self, keys: Tensor) -> Tensor:
