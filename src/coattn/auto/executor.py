@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.auto.index import Sketch
-from coattn.auto.work import NearWork, ScoredWork
+from coattn.auto.select import NearWork, ScoredWork
 from coattn.kernels.attend import attend
 from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.attend_scored import attend_scored

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from coattn.baselines.infinigen.index import PartialKeys
-from coattn.baselines.infinigen.maintenance import FirstQueries
+from coattn.baselines.infinigen.index import FirstQueries, PartialKeys
 from coattn.baselines.infinigen.select import AlphaBelowMax
 from coattn.parts.method import Method
 

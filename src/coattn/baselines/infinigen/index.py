@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from coattn.kernels.softcap import softcap
 from coattn.part import check_number
 from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.keys import KeyMemory
-from coattn.types import BlockList, LayerShape
+from coattn.parts.maintenance.base import Maintenance
+from coattn.types import BlockList, LayerShape, Step
 from coattn.units import ceil_div
 
 log = logging.getLogger(__name__)
@@ -138,3 +140,16 @@ class PartialKeys(BookedIndex):
         super().release()
         self.basis.clear()
         self.ready.clear()
+
+
+@dataclass
+class FirstQueries(Maintenance):
+    """Gives the index the queries of the first prompt, where it was given no file that it was made from before."""
+
+    name = "first_queries"
+    needs = frozenset({"partial_keys"})
+    provides = frozenset({"hears_queries"})
+    resumes = True
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        cast("PartialKeys", self.index).hear(layer, q)

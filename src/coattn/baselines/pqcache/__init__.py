@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from coattn.baselines.pqcache.index import PromptCodes
-from coattn.baselines.pqcache.maintenance import PromptBooks
+from coattn.baselines.pqcache.index import PromptBooks, PromptCodes
 from coattn.baselines.pqcache.select import CodeTop
 from coattn.parts.method import Method
 

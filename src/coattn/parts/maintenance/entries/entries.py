@@ -121,19 +121,25 @@ class Entries(Maintenance):
 
     def plan(self, step: Step) -> None:
         self.choosing.go_on()
-        self._plan(step)
+        if step.phase is Phase.DECODE:
+            self._plan_decode(step)
+        else:
+            self._plan_reading(step)
         self.choosing.begin(self._begin_choice, step.slots)
 
-    def _plan(self, step: Step) -> None:
-        if step.phase is not Phase.DECODE:
-            reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
-            for slot, _ in reading:
-                self._give_up(slot)
-            self._finish([slot for slot, _ in reading])
-            for slot, history in reading:
-                self.stale.setdefault(slot, history)
-            self._forget_averages(step)
-            return
+    def _plan_reading(self, step: Step) -> None:
+        reading = {s: h for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new}
+        for slot in reading:
+            self._give_up(slot)
+        self._finish(list(reading))
+        for slot, history in reading.items():
+            self.stale.setdefault(slot, history)
+        # nobody has weighed what is read now: a sequence that waits for its choice may be parked like that
+        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
+            if length > history:
+                self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
+
+    def _plan_decode(self, step: Step) -> None:
         waiting = [slot for slot in step.slots if slot in self.choosing]
         self.choosing.hurry(waiting)
         try:
@@ -149,12 +155,6 @@ class Entries(Maintenance):
             if slot in self._leaving and self.gpu.first(length) == self._covered[slot]
         ]
         self._finish(gone)
-
-    def _forget_averages(self, step: Step) -> None:
-        """Nobody has weighed what is read now: a sequence that waits for its choice may be parked like that."""
-        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
-            if length > history:
-                self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
@@ -191,21 +191,17 @@ class Entries(Maintenance):
 
     def report(self, step: Step) -> dict[str, Any]:
         """Bytes of window, lists and DRAM blocks in use, and how much of what lies in DRAM the heads attend to."""
-        found = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
-        spread = found.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=found.dtype)).tolist()
-        names = ("kept_lowest", "kept_median", "kept_highest")
-        stored = sum(len(self.table.owned[slot]) for slot in step.slots) * self.host.block_bytes
-        held = {
+        shares = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
+        lowest, median, highest = shares.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=shares.dtype)).tolist()
+        return {
             "window_bytes": self.gpu.memory.bytes,
             "context_bytes": self.lists.used_bytes(),
-            "stored_bytes": stored,
-        }
-        attended = float(self.lists.shown[:, list(step.slots)].double().mean((0, 2)).sum())
-        return {
-            **held,
-            **dict(zip(names, spread, strict=True)),
-            "kept_mean": found.mean().item(),
-            "attended_host": attended,
+            "stored_bytes": sum(len(self.table.owned[slot]) for slot in step.slots) * self.host.block_bytes,
+            "kept_lowest": lowest,
+            "kept_median": median,
+            "kept_highest": highest,
+            "kept_mean": shares.mean().item(),
+            "attended_host": float(self.lists.shown[:, list(step.slots)].double().mean((0, 2)).sum()),
         }
 
     def shares(self, slot: int, length: int) -> Tensor:
