@@ -46,10 +46,10 @@ def fill(pool: PoolTensors, slot: int, tokens: Tensor, k: Tensor, v: Tensor, lea
 def recency(pool: PoolTensors, slot: int, n: int) -> Tensor:
     """`[kv_heads, n]` int64: how lately each token was wanted; those outside the pool before all others."""
     heads, held = len(pool.token_of[slot]), pool.token_of[slot].long()
-    found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
+    ages = torch.arange(n + 1, device=held.device).repeat(heads, 1)
     age = pool.age[slot].long() + (1 << 31) + n  # all are later than any position
     inside = (held >= 0) & (held < n)
-    return found.scatter_(1, torch.where(inside, held, n), age)[:, :n]
+    return ages.scatter_(1, torch.where(inside, held, n), age)[:, :n]
 
 
 def saved(pool: PoolTensors, seq: Tensor) -> Callable[[], None]:

@@ -118,9 +118,9 @@ class Tally:
         }
 
 
-def short_pair(found: tuple[float, float] | None) -> list[float] | None:
+def short_pair(interval: tuple[float, float] | None) -> list[float] | None:
     """An interval for a report."""
-    return None if found is None else [_short(x) for x in found]
+    return None if interval is None else [_short(x) for x in interval]
 
 
 def _short(x: float) -> float:

@@ -106,12 +106,12 @@ class Mailbox:
 
     def _cut(self, *parts: tuple[torch.dtype, tuple[int, ...]]) -> list[Tensor]:
         """Mapped memory of a slot: tensors of such dtypes and sizes and the two flags, on cache lines of their own."""
-        found = []
+        tensors = []
         for dtype, size in (*parts, (torch.int32, (1,)), (torch.int32, (1,))):
             count = torch.Size(size).numel() * dtype.itemsize
             whole = -(-count // LINE_BYTES) * LINE_BYTES
             if len(self._unused) < whole:
                 self._unused = host_memory(max(ALLOCATION_BYTES, whole), self.device)
-            found.append(self._unused[:count].view(dtype).view(size))
+            tensors.append(self._unused[:count].view(dtype).view(size))
             self._unused = self._unused[whole:]
-        return found
+        return tensors

@@ -23,7 +23,7 @@ def weights_over(
 
     Cost: `queries * group * n` scores of one KV head at a time.
     """
-    found = []
+    by_head = []
     grouped = (
         q.float().view(len(q), keys.shape[0], -1, q.shape[-1]).permute(1, 2, 0, 3)
     )  # [kv_heads, group, queries, d]
@@ -32,8 +32,8 @@ def weights_over(
         scores = softcap(scores, cap)
         if hidden is not None:
             scores = scores.masked_fill(hidden, -torch.inf)
-        found.append(reduce(scores.softmax(-1)))
-    return torch.stack(found)
+        by_head.append(reduce(scores.softmax(-1)))
+    return torch.stack(by_head)
 
 
 def stored_keys(cache: KVCache, layer: int, slot: int, length: int) -> Tensor:

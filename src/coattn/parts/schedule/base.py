@@ -58,8 +58,8 @@ class Schedule(Part):
 
     def runs(self, selection: Selection, asynchronous: bool) -> list[tuple[Executor, Work]]:
         """The pieces that asynchronous executors run, or the others, each with its executor."""
-        found = [(executor_of(self.executors, work), work) for work in selection.works]
-        return [(executor, work) for executor, work in found if executor.asynchronous is asynchronous]
+        pairs = [(executor_of(self.executors, work), work) for work in selection.works]
+        return [(executor, work) for executor, work in pairs if executor.asynchronous is asynchronous]
 
 
 def executor_of(executors: Sequence[Executor], work: Work) -> Executor:

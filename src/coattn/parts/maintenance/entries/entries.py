@@ -97,8 +97,8 @@ class Entries(Maintenance):
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
         self.choosing = BackgroundChooser(self.busy, self._take_ahead, cache.spec.device)
         self.table.watch(self.choosing)
-        found = cast("Averages", index)
-        self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
+        averages = cast("Averages", index)
+        self.block, self.averages, self.alpha = cache.block, averages.values, averages.alpha
         self.keep = cast("Any", select).keep
         spec, shape = cache.spec, cache.spec.shape
         self.numbers = {layer: i for i, layer in enumerate(spec.layers)}
