@@ -28,7 +28,7 @@ from coattn.method.registry import METHODS as ROWS
 from coattn.parts.executor.base import Executor
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.schedule.inline import Inline
+from coattn.parts.schedule.base import Inline
 from coattn.parts.select.base import Select
 from coattn.cache.config import OnGpu
 from coattn.kernels.attend import attend
@@ -193,7 +193,7 @@ RULE = "from coattn.parts.select.base import Select\nclass Rule(Select):\n    na
         (f"{RULE}PARTS = (Rule,)", "part Rule is no dataclass: write @dataclass above it"),
         (f"import dataclasses\n{RULE}PARTS = (dataclasses.dataclass(Rule),)", "part Rule has no method 'pick'"),
         ("import coattn\nMETHODS = (coattn.Method('full', 'gpu', 'everything'),)", "method 'full' exists already"),
-        ("from coattn.parts.index.none import NoIndex\nPARTS = (NoIndex,)", "index 'none' exists already, from coattn"),
+        ("from coattn.parts.index.base import NoIndex\nPARTS = (NoIndex,)", "index 'none' exists already, from coattn"),
     ],
 )
 def test_a_package_that_cannot_be_used_costs_its_own_rows_only(

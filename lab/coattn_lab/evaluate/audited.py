@@ -77,7 +77,10 @@ class Exhaustive(Probe):
         shape, (q, attended, left) = self._runtime.layers[layer], self._noted
         rows = []
         for row, slot in enumerate(step.slots):
-            case = Case.of(q[row], out[row], attended[row], left[row], shape.kv_heads, self._scale, shape.softcap)
+            asked, given, known, rest = (
+                x[row].float().view(shape.kv_heads, -1, *x.shape[2:]) for x in (q, out, attended, left)
+            )
+            case = Case(asked, given, known, rest, self._scale, shape.softcap)
             found = measure(case, iter([self._kv[slot, layer]]))
             rows.append(torch.stack([found.error, found.missed, found.estimated], -1).cpu())
         self.found.append(torch.stack(rows))

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from coattn.auto.pool import TokenPool
+from coattn.auto.pool import fill, recency, saved
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.layout.newest import NewestBlocks
-from coattn.cache.ledger import Ledger
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import sum_values
+from coattn.kernels.pool_memory import PoolTensors
+from coattn.kernels.quantise.rows import PackedRows
 from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
-from coattn.kernels.sketch import flush_sketch
+from coattn.kernels.sketch import flush_sketch, score_sketch
 from coattn.part import check_count
-from coattn.parts.index.base import Index
+from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.codes.means import Means
+from coattn.parts.index.keys import KeyMemory
 from coattn.types import LayerShape, Step
 
 SAMPLE_TOKENS = 4096
@@ -41,32 +42,8 @@ FIRST_TOKENS = 4096
 """Longest sequence that pools have books for at first, where nobody says how many tokens come."""
 
 
-def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Lists of at most so many."""
-    rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
-
-
-class WordMemory(BlockMemory):
-    """Planes of the keys of blocks in DRAM: `[blocks, kv_heads, block, words]` int32."""
-
-    def __init__(self, layers: Mapping[int, LayerShape], block: int, ledger: Ledger, words: int, padding: int) -> None:
-        self.words = words
-        super().__init__("gpu", layers, block, ledger, "A sketch of every key", padding=padding)
-
-    def layer_bytes(self, shape: LayerShape) -> int:
-        return 4 * self.block * shape.kv_heads * self.words
-
-    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
-        return (blocks, shape.kv_heads, self.block, self.words)
-
-    def dtype(self, shape: LayerShape) -> torch.dtype:
-        return torch.int32
-
-
 @dataclass
-class Sketch(Index):
+class Sketch(BookedIndex):
     """Of every full block in DRAM: a few bits of each key, and the sum of its values.
 
     Owner and writer: this index, when a block has become full, and the maintenance that fits it. Reader: the rule.
@@ -78,24 +55,25 @@ class Sketch(Index):
     beside = True
     resumes = True
     by_sequence = True
+    books_what = "How the keys of each sequence are sketched"
     help_text = {
         "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
         "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
     }
 
     code_bytes: int | None = None
-    memory: WordMemory = field(init=False, repr=False)
+    memory: KeyMemory = field(init=False, repr=False)
+    """Planes of the keys of blocks in DRAM, in words of 32 bits."""
     tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
     """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
     means: Means = field(init=False, repr=False)
-    pools: dict[int, TokenPool] = field(init=False, repr=False, default_factory=dict)
+    pools: dict[int, PoolTensors] = field(init=False, repr=False, default_factory=dict)
     """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
     drifted: set[int] = field(init=False, repr=False, default_factory=set)
     """Sequences whose estimates have drifted away from the truth, to be fitted again. Writer: the audit; reader:
     maintenance."""
-    _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         if self.code_bytes is not None:
@@ -117,31 +95,22 @@ class Sketch(Index):
             (spec.seqs + 1) * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
             for s in spec.layers.values()
         )
-        places = spec.plan.pool_blocks * config.block
-        pools = sum(
-            TokenPool.bytes(
-                s.kv_heads,
-                spec.seqs + 1,
-                spec.tokens or FIRST_TOKENS,
-                places,
-                s.q_heads,
-                s.head_dim,
-                spec.plan.pool_packed,
-            )
-            for s in spec.layers.values()
-        )
+        slots, places = spec.seqs + 1, spec.plan.pool_blocks * config.block
+        pools = 0
+        for s in spec.layers.values():
+            pools += PoolTensors.bytes(s.kv_heads, slots, spec.tokens or FIRST_TOKENS, places, s.q_heads)
+            if spec.plan.pool_packed:
+                pools += PackedRows.bytes(slots, s.kv_heads, places, s.head_dim)
         return tables + pools + Means.bytes(spec.layers, spec.seqs)
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         words = self.planes(spec.shape) // WORD
-        self.memory = WordMemory(spec.layers, config.block, spec.ledger, words, 0)
+        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, "A sketch of every key", words, torch.int32)
         return self.memory
 
     def open(self, cache: KVCache) -> None:
         super().open(cache)
         spec = cache.spec
-        self._taken = self.gpu_bytes(spec, cache.config)
-        spec.ledger.take("gpu", self._taken, "How the keys of each sequence are sketched")
         for layer, s in spec.layers.items():
             lead = (spec.seqs + 1, s.kv_heads)
             self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
@@ -153,7 +122,7 @@ class Sketch(Index):
         places = cache.spec.plan.pool_blocks * cache.block
         pins = min(PINNED_TOKENS, places // 4)
         self.pools = {
-            layer: TokenPool.make(
+            layer: PoolTensors.make(
                 gpu.memory[layer],
                 gpu.pools,
                 cache.spec.seqs + 1,
@@ -170,7 +139,7 @@ class Sketch(Index):
 
     def reserve(self, tokens: int) -> bool:
         """Books of the pools for sequences of so many tokens; whether they had to be made anew, all empty."""
-        if tokens <= self.pools[next(iter(self.pools))].tokens:
+        if tokens <= next(iter(self.pools.values())).place_of.shape[-1]:
             return False
         self._make_pools(2 * tokens)
         return True
@@ -203,7 +172,8 @@ class Sketch(Index):
         taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
         stride = max(1, len(taken) * cache.block // SAMPLE_TOKENS)
         size = blocks * cache.block * cache.spec.shape.token_bytes
-        for some in batched(cache.spec.layers, max(1, FIT_BYTES // max(1, size))):
+        layers, at_once = list(cache.spec.layers), max(1, FIT_BYTES // max(1, size))
+        for some in (layers[i : i + at_once] for i in range(0, len(layers), at_once)):
             read, found = {}, []
             for layer in some:
                 pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
@@ -228,10 +198,10 @@ class Sketch(Index):
         """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
         start, end = gpu.sinks * block, first * block
-        count = min(pool.places, max(0, end - start)) // block * block
+        count = min(pool.age.shape[-1], max(0, end - start)) // block * block
         k, v = (x[start:end].transpose(0, 1) for x in kv)
         if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
-            weight = pool.recency(slot, k.shape[1]).double()
+            weight = recency(pool, slot, k.shape[1]).double()
         elif last is None:
             weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
         else:
@@ -244,7 +214,7 @@ class Sketch(Index):
         chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
         at = chosen[..., None].expand(-1, -1, k.shape[-1])
         learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
-        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at), learn)
+        fill(pool, slot, chosen, k.gather(1, at), v.gather(1, at), learn)
         gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
@@ -253,7 +223,7 @@ class Sketch(Index):
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
-        return [self.pools[layer].saved(table.seq) for layer in layers if layer in self.pools]
+        return [saved(self.pools[layer], table.seq) for layer in layers if layer in self.pools]
 
     def recount(self, slot: int, keep: int) -> None:
         self.means.recount(self.cache, slot, keep // self.cache.block)
@@ -267,20 +237,17 @@ class Sketch(Index):
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
         words, sketcher, softcap = self.memory[layer], self.tables[layer], self.cache.spec.layers[layer].softcap
-        return self.pools[layer].score(q, words, blocks, lens, sketcher, table.seq, scale, softcap)
+        return score_sketch(q, words, blocks, lens, sketcher, table.seq, scale, softcap, self.pools[layer])
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""
         return {"code_share": self.memory.block_bytes / self.cache.spec.block_bytes(self.cache.block)}
 
     def release(self) -> None:
-        if self._taken:
-            self.cache.spec.ledger.give("gpu", self._taken)
-            self._taken = 0
-            self.tables.clear()
-            self.means = Means({}, 0)
-            self.fitted.clear()
-            self.pools.clear()
+        super().release()
+        self.means = Means({}, 0)
+        for held in (self.tables, self.fitted, self.pools):
+            held.clear()
 
     def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> Tensor:
         """Whole blocks of keys `[n, kv_heads, d]` -> their words `[n, kv_heads, words]`."""

@@ -1,15 +1,30 @@
-"""The rooms of all baselines, each with its parts and rows."""
+"""The rooms of the baselines, each with its parts and rows; and the rows that are made of other rooms' parts."""
 
 from __future__ import annotations
 
-from coattn.baselines import h2o, oracle, quest, random, streaming, tova
-from coattn.baselines.duo import row as duo
-from coattn.baselines.infinigen import row as infinigen
-from coattn.baselines.pqcache import row as pqcache
-from coattn.baselines.snapkv import row as snapkv
+from coattn.baselines import duo, evicting, infinigen, oracle, pqcache, random, snapkv
+from coattn.parts.method import Method
 
-ROOMS = (streaming, quest, snapkv, h2o, tova, duo, infinigen, pqcache, oracle, random)
+ROOMS = (snapkv, evicting, duo, infinigen, pqcache, oracle, random)
 
-PARTS = tuple(part for room in ROOMS for part in getattr(room, "PARTS", ()))
-METHODS = tuple(row for room in ROOMS for row in room.METHODS)
+PARTS = tuple(part for room in ROOMS for part in room.PARTS)
+METHODS = (
+    Method(
+        "streaming",
+        cache="recent",
+        select="everything",
+        summary="Lossy. Keeps the first tokens and the most recent ones, forgets the rest.",
+        paper="Xiao et al., Efficient Streaming Language Models with Attention Sinks (StreamingLLM), 2023",
+    ),
+    Method(
+        "quest",
+        cache="gpu",
+        index="digests",
+        select="digest_top",
+        summary="Lossy. Every token in GPU memory; attends to the blocks whose digests promise the most.",
+        paper="Tang et al., Quest, 2024",
+        params={"block": 16, "dense_layers": 2},
+    ),
+    *(row for room in ROOMS for row in room.METHODS),
+)
 NEEDS = {word: text for room in ROOMS for word, text in getattr(room, "NEEDS", {}).items()}

@@ -7,16 +7,15 @@ from coattn.parts.executor.cpu import Cpu
 from coattn.parts.executor.gpu import Gpu
 from coattn.parts.executor.pull import Pull
 from coattn.parts.index.averages import Averages
+from coattn.parts.index.base import NoIndex
 from coattn.parts.index.codes.index import Codes
 from coattn.parts.index.digests import Digests
-from coattn.parts.index.none import NoIndex
+from coattn.parts.maintenance.base import NoMaintenance
 from coattn.parts.maintenance.entries.entries import Entries
-from coattn.parts.maintenance.none import NoMaintenance
 from coattn.parts.maintenance.recall.recall import Recall
 from coattn.parts.method import Method
-from coattn.parts.schedule.inline import Inline
+from coattn.parts.schedule.base import Inline, SameLayer
 from coattn.parts.schedule.layer_ahead import LayerAhead
-from coattn.parts.schedule.same_layer import SameLayer
 from coattn.parts.select.digest_top import DigestTop
 from coattn.parts.select.everything import Everything
 from coattn.parts.select.maw_threshold import MawThreshold

@@ -128,7 +128,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "streaming": ("streaming", {"sinks": 4, "recent": 20}),
     "quest": ("quest", {"block": 8, "budget": 32, "dense_layers": 1}),
     "h2o": ("h2o", {"block": 8, "heavy": 6, "recent": 5}),
-    "h2o, shares": ("h2o", {"block": 8, "heavy": 0.2, "recent": 0.1, "normalise": True}),
+    "h2o, shares": ("h2o", {"block": 8, "heavy": 0.2, "recent": 0.1}),
     "tova": ("tova", {"block": 8, "cache_size": 12}),
     "duo": ("duo", {"block": 8, "heads": "alternate", "sinks": 4, "recent": 10}),
     "cpu": ("cpu", {"block": 8, "window_blocks": 1}),

@@ -12,8 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from coattn.auto.audit.control import Control
 from coattn.auto.audit.drift import Drift
 from coattn.auto.audit.measure import Case, Finding, Rows, host_rows, measure
 from coattn.auto.audit.ratios import Ratios
-from coattn.auto.audit.tally import Tally
+from coattn.auto.audit.tally import Tally, short_pair
 from coattn.auto.floors import Floors
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable, TableMemory
@@ -37,8 +36,7 @@ log = logging.getLogger("coattn")
 NONE = (-1, 0, 0)
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A case: its layer, the step's row, its KV head; the sequence and its tokens; the floor that it has."""
 
     layer: int
@@ -57,11 +55,9 @@ class Audit:
 
         drifted: where it adds sequences whose sketch is to be fitted again.
         """
-        self._drifted = drifted
         assert cache.host is not None, "what is left out lies in DRAM"
-        self.cache, self.host, self.floors, self.target = cache, cache.host, floors, target
-        spec = cache.spec
-        shape = spec.shape
+        self.cache, self.host, self.floors, self.target, self._drifted = cache, cache.host, floors, target, drifted
+        spec, shape = cache.spec, cache.spec.shape
         self.tally, self.ratios, self.control = Tally(self.target), Ratios(), Control()
         self.tallies: dict[int, Tally] = {}
         """By sequence."""
@@ -74,7 +70,7 @@ class Audit:
         self.failed = 0
         """Audits that raised: they are dropped, and cost their step nothing."""
         self._draws = random.Random(0)
-        self._drawn: object = None
+        self._drawn: Any = self._draws.getstate()
         """What was drawn before the running step."""
         self._choice = TableMemory({"choice": 0}, 3, spec.device)
         sizes = shape.q_heads // shape.kv_heads, shape.head_dim, cache.block
@@ -106,8 +102,7 @@ class Audit:
             layer, head = self._draws.choice(layers), self._draws.randrange(self.cache.spec.shape.kv_heads)
             self._chosen = Chosen(layer, row, head, step.slots[row], step.lengths[row], floors[row])
         self.skipped += bool(rows) and self._chosen is None
-        named = NONE if self._chosen is None else (self._chosen.layer, self._chosen.row, self._chosen.head)
-        self._choice.write({"choice": named}, {})
+        self._choice.write({"choice": NONE if self._chosen is None else self._chosen[:3]}, {})
         self._choice.upload()
 
     @contextmanager
@@ -123,7 +118,6 @@ class Audit:
     def note(
         self, call: AttentionCall, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor
     ) -> None:
-        """A layer of the step has attended; on a GPU this runs beside what follows, until `joined`."""
         with self._dropping():
             self._note(call, table, selection, states, out)
 
@@ -145,11 +139,9 @@ class Audit:
         note_case(self._noted, choice, layer, q, out, attended, far, memory, table.write_block)
 
     def joined(self) -> None:
-        """What ran beside the step has been waited for."""
         self._kept.clear()
 
     def commit(self, step: Step) -> None:
-        """The step is over: the case is measured, here or in a thread."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             with self._dropping():
@@ -172,8 +164,7 @@ class Audit:
 
     def abort(self) -> None:
         """The step failed: the next one audits what it would have."""
-        if self._drawn is not None:
-            self._draws.setstate(cast("Any", self._drawn))
+        self._draws.setstate(self._drawn)
         self._chosen = None
         self._kept.clear()
 
@@ -196,14 +187,10 @@ class Audit:
         mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the
         share of cases in which it was where those before it said; refits: sketches that were fitted again because the
         mass left out had drifted away from its estimate; failed: audits that raised, which cost their steps nothing."""
-        ratios, factors = (
-            self.ratios,
-            [self.control.factor(slot) for slot in list(self.tallies)] or [self.control.factor(-1)],
-        )
-        found = ratios.interval()
+        ratios, factors = self.ratios, [self.control.factor(slot) for slot in list(self.tallies) or [-1]]
         return {
             **self.tally.summary(),
-            "mass_ratio_95": None if found is None else [float(f"{x:.4g}") for x in found],
+            "mass_ratio_95": short_pair(ratios.interval()),
             "foretold": round(ratios.inside / ratios.checked, 4) if ratios.checked else None,
             "floor_factor": round(sum(factors) / len(factors), 4),
             "skipped": self.skipped,
@@ -223,10 +210,10 @@ class Audit:
             return
         chosen, ids, job = self._job
         self._job = None
-        found = job.result()
+        finding = job.result()
         now = self.host.table.rows[chosen.slot, : len(ids)]
         if len(ids) and torch.equal(now.long(), ids):  # else another's blocks were read
-            self._take(chosen, found)
+            self._take(chosen, finding)
 
     def _take(self, chosen: Chosen, found: Finding) -> None:
         error, missed, estimated = float(found.error[0]), float(found.missed[0]), float(found.estimated[0])
@@ -243,10 +230,10 @@ class Audit:
         """Only reads. done: on a GPU, the event after which the step and its copy are over."""
         if done is not None:
             done.synchronize()
-        q, out, attended, left, kv = (x.clone() for x in self._copied.parts())
+        q, out, attended, left, kv = (x.clone()[None] for x in self._copied.parts())
         shape = self.cache.spec.layers[chosen.layer]
-        case = Case(q[None], out[None], attended[None], left[None], self._scales[chosen.layer], shape.softcap)
-        return measure(case, self._rows(chosen, ids, kv))
+        case = Case(q, out, attended, left, self._scales[chosen.layer], shape.softcap)
+        return measure(case, self._rows(chosen, ids, kv[0]))
 
     def _rows(self, chosen: Chosen, ids: Tensor, kv: Tensor) -> Rows:
         yield from host_rows(self.host.memory, chosen.layer, ids, chosen.head)

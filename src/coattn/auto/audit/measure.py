@@ -34,15 +34,6 @@ class Case:
     scale: float
     softcap: float | None
 
-    @staticmethod
-    def of(
-        q: Tensor, out: Tensor, attended: Tensor, left: Tensor, kv_heads: int, scale: float, cap: float | None
-    ) -> Case:
-        """All heads of a sequence: q, out `[q_heads, d]`, the others `[q_heads]`."""
-        query, output = (x.float().view(kv_heads, -1, x.shape[-1]) for x in (q, out))
-        known, rest = (x.float().view(kv_heads, -1) for x in (attended, left))
-        return Case(query, output, known, rest, scale, cap)
-
 
 @dataclass(frozen=True)
 class Finding:

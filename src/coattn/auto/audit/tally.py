@@ -108,18 +108,19 @@ class Tally:
         return {
             "audits": count,
             "error": _short(error) if count else None,
-            "error_95": _pair(self.error_interval()),
+            "error_95": short_pair(self.error_interval()),
             "error_target": _short(self.target),
             "within_target": _short(self.within / count) if count else None,
             "missed_mass": _short(self.missed.mean) if count else None,
-            "missed_mass_95": _pair(self.missed_interval()),
+            "missed_mass_95": short_pair(self.missed_interval()),
             "estimated_mass": _short(self.estimated.mean) if count else None,
             "over_target": _short(error / self.target) if count and error > self.target else None,
         }
 
 
-def _pair(found: tuple[float, float] | None) -> list[float] | None:
-    return None if found is None else [_short(x) for x in found]
+def short_pair(interval: tuple[float, float] | None) -> list[float] | None:
+    """An interval for a report."""
+    return None if interval is None else [_short(x) for x in interval]
 
 
 def _short(x: float) -> float:

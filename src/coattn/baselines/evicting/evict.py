@@ -18,7 +18,7 @@ from coattn.cache.step_table import StepTable
 from coattn.part import MOST
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.maintenance.entries.weighing import weights_over
+from coattn.parts.maintenance.weighing import weights_over
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 
@@ -66,9 +66,9 @@ class Evict(Maintenance):
     def sizes(self, prompt: int) -> tuple[int, int]:
         """Entries that stay by weight, and as the newest, of a sequence that began with so many tokens."""
 
-    @abstractmethod
-    def worth(self, weights: Tensor, age: Tensor) -> Tensor:
-        """weights, age `[..., kv_heads, n]`, the newest token's age being 0 -> the same: the lowest is dropped."""
+    def worth(self, weights: Tensor) -> Tensor:
+        """weights `[..., kv_heads, n]` -> the same: the lowest is dropped."""
+        return weights
 
     def is_exact(self) -> bool:
         return False
@@ -88,7 +88,7 @@ class Evict(Maintenance):
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self._weigh()  # of the layer before, whose keys are stored now
         own = {slot: q[start:end] for slot, (start, end) in zip(step.slots, step.spans, strict=True) if end > start}
-        asking = {slot: self.weights.asking(part).clone() for slot, part in own.items()}
+        asking = {slot: (part[-1:] if self.weights.last_query else part).clone() for slot, part in own.items()}
         self._asked = Asked(
             layer, asking, {slot: self.gpu.count(slot) + len(part) for slot, part in own.items()}, scale
         )
@@ -109,7 +109,7 @@ class Evict(Maintenance):
                 first = length - len(q) + start
                 hidden = place > place[first : first + len(some), None]
                 found += weights_over(some, keys, asked.scale, shape.softcap, lambda w: w.sum((0, 1)), hidden)
-            self._found[layer, slot] = self.weights.gain(layer) * found
+            self._found[layer, slot] = self.weights.gain * found
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
@@ -140,9 +140,7 @@ class Evict(Maintenance):
 
     def before_plan(self, step: Step) -> None:
         """Sequences that have grown keep what fits, if decoding goes on."""
-        if step.phase is not Phase.DECODE:  # which may run between the layers of another one
-            self._asked = None  # of a step that failed
-            self._found.clear()
+        self._drop_queries(step)  # of a step that failed
         for slot, history in zip(step.slots, step.history, strict=True):
             if not history:
                 self._forget(slot)
@@ -169,10 +167,8 @@ class Evict(Maintenance):
         count = self.gpu.count(slot)
         for layer in self.cache.spec.layers:
             weights, position = self._entries(layer, slot)
-            worth = self.worth(weights, length - 1 - position)
-            worth = worth.masked_fill(position >= length - recent, torch.inf).masked_fill(
-                position >= length, -torch.inf
-            )
+            worth = self.worth(weights).masked_fill(position >= length - recent, torch.inf)
+            worth = worth.masked_fill(position >= length, -torch.inf)
             chosen = worth.topk(stay).indices.sort().values  # [kv_heads, stay]
             ids, rows = self._places(slot, count, layer)
             head = torch.arange(len(chosen), device=ids.device)[:, None]
@@ -191,7 +187,7 @@ class Evict(Maintenance):
         age = position[:, None, None] - numbers[1]
         place = torch.arange(age.shape[-1], device=age.device)
         safe = (age < recent[:, None, None]) | (place > own[:, :, None])
-        least = self.worth(numbers[0], age).masked_fill(safe, torch.inf).argmin(-1)  # [rows, kv_heads]
+        least = self.worth(numbers[0]).masked_fill(safe, torch.inf).argmin(-1)  # [rows, kv_heads]
         chosen = (own >= stay[:, None]) & (least != own)
         to = torch.where(chosen, listed.gather(1, least // block), at[:, None])
         row = torch.where(chosen, least % block, offset[:, None])
@@ -200,10 +196,13 @@ class Evict(Maintenance):
             each[to, head, :, row] = each[at[:, None], head, :, offset[:, None]]
 
     def abort(self, step: Step, replayed: bool) -> set[int]:
-        if step.phase is not Phase.DECODE:
+        self._drop_queries(step)
+        return set(step.slots) if replayed else set()  # what was dropped is gone
+
+    def _drop_queries(self, step: Step) -> None:
+        if step.phase is not Phase.DECODE:  # a decode step may run between the layers of another one
             self._asked = None
             self._found.clear()
-        return set(step.slots) if replayed else set()  # what was dropped is gone
 
     def report(self, step: Step) -> dict[str, Any]:
         """Entries that the last decode step attended to: its own tokens and what had stayed."""

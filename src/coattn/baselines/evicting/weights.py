@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
@@ -40,8 +39,8 @@ class EntryWeights(Index):
 
     needs = frozenset({"evictable"})
     provides = frozenset({"weights"})
-    keep = 1.0
-    """How much of an entry's weight stays when queries weigh it again."""
+    last_query: ClassVar[bool] = False
+    """Whether weights are those of the last query alone, as a share of all heads; else they add up."""
     memory: EntryMemory = field(init=False, repr=False)
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
@@ -49,15 +48,32 @@ class EntryWeights(Index):
         return self.memory
 
     def observed(self, layer: int) -> Average:
-        return Average(self.memory[layer][:, :, 0], self.keep, self.gain(layer), summed=True)
+        return Average(self.memory[layer][:, :, 0], self.keep, self.gain, summed=True)
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
         return listed_rows([self.memory[layer][:, :, 0] for layer in layers], table)
 
-    @abstractmethod
-    def gain(self, layer: int) -> float:
-        """What the weights of one query, summed over the heads of a KV head, are multiplied with."""
+    @property
+    def keep(self) -> float:
+        """How much of an entry's weight stays when queries weigh it again."""
+        return 0.0 if self.last_query else 1.0
 
-    def asking(self, q: Tensor) -> Tensor:
-        """Of the queries `[n, q_heads, d]` of a prompt, those whose weights count."""
-        return q
+    @property
+    def gain(self) -> float:
+        """What the weights of one query, summed over the heads of a KV head, are multiplied with."""
+        return 1.0 / self.cache.spec.shape.q_heads if self.last_query else 1.0
+
+
+@dataclass
+class Sums(EntryWeights):
+    """Of each entry and KV head the sum of its weights over all queries so far, and its position (H2O)."""
+
+    name = "sums"
+
+
+@dataclass
+class LastWeights(EntryWeights):
+    """Of each entry and KV head its weight for the last query, as a share of all heads, and its position (TOVA)."""
+
+    name = "last_weights"
+    last_query = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,16 +19,17 @@ from coattn.cache.step_table import StepTable
 from coattn.kernels.quantise.skew import load, read_origin, skew_of
 from coattn.kernels.softcap import softcap
 from coattn.part import check_number
-from coattn.parts.index.base import Index
+from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.keys import KeyMemory
-from coattn.types import BlockList, LayerShape
+from coattn.parts.maintenance.base import Maintenance
+from coattn.types import BlockList, LayerShape, Step
 from coattn.units import ceil_div
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class PartialKeys(Index):
+class PartialKeys(BookedIndex):
     """Of every full block in DRAM: its keys in the columns, after a rotation, in which queries are largest.
 
     Owner and writer: this index, when a block has become full. Reader: the rule, from the next step on.
@@ -37,6 +39,7 @@ class PartialKeys(Index):
     needs = frozenset({"host", "whole_kv", "hears_queries"})
     provides = frozenset({"partial_keys"})
     beside = True
+    books_what = "A skew of each layer"
     help_text = {
         "partial": "share of a key's columns that is kept on the GPU",
         "skew": "file that `coattn calibrate infinigen` wrote; unset: made from the first prompt",
@@ -49,7 +52,6 @@ class PartialKeys(Index):
     """By layer `[kv_heads, d, columns]` in the layer's dtype: what makes a partial key of a key."""
     ready: set[int] = field(init=False, repr=False, default_factory=set)
     """Layers whose basis means something."""
-    _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         check_number("partial", self.partial, 0, 1, above=True)
@@ -72,8 +74,6 @@ class PartialKeys(Index):
     def open(self, cache: KVCache) -> None:
         super().open(cache)
         spec = cache.spec
-        self._taken = self.gpu_bytes(spec, cache.config)
-        spec.ledger.take("gpu", self._taken, "A skew of each layer")
         for i, s in spec.layers.items():
             self.basis[i] = torch.zeros(s.kv_heads, s.head_dim, self.columns(s), dtype=s.dtype, device=s.device)
         if self.skew is not None:
@@ -137,8 +137,19 @@ class PartialKeys(Index):
         return found.masked_fill(past[:, None, None], -torch.inf)
 
     def release(self) -> None:
-        if self._taken:
-            self.cache.spec.ledger.give("gpu", self._taken)
-        self._taken = 0
+        super().release()
         self.basis.clear()
         self.ready.clear()
+
+
+@dataclass
+class FirstQueries(Maintenance):
+    """Gives the index the queries of the first prompt, where it was given no file that it was made from before."""
+
+    name = "first_queries"
+    needs = frozenset({"partial_keys"})
+    provides = frozenset({"hears_queries"})
+    resumes = True
+
+    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        cast("PartialKeys", self.index).hear(layer, q)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,13 +18,16 @@ from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.cluster import cluster, nearest
 from coattn.part import check_count
-from coattn.parts.index.base import Index
+from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.keys import KeyMemory
+from coattn.parts.maintenance.base import Maintenance
+from coattn.parts.maintenance.weighing import stored_keys
+from coattn.types import Phase, Step
 from coattn.units import ceil_div
 
 
 @dataclass
-class PromptCodes(Index):
+class PromptCodes(BookedIndex):
     """Of every full block in DRAM: its keys as codes, in codebooks that are clustered anew for every prompt.
 
     Owner and writer: this index, when a block has become full, and the maintenance before the first decode step after a
@@ -36,6 +40,7 @@ class PromptCodes(Index):
     beside = True
     resumes = True
     by_sequence = True
+    books_what = "Codebooks for each sequence"
     help_text = {
         "subvectors": "pieces of a key, each with a code and centroids of its own",
         "subbits": "bits of a code, of which a byte is stored: 2 ** subbits centroids",
@@ -48,7 +53,6 @@ class PromptCodes(Index):
     """By layer `[slots + 1, kv_heads, pieces, centroids, width]` in the layer's dtype; the last is for padding rows."""
     prompt: Tensor = field(init=False, repr=False)
     """`[slots + 1]` int32: tokens of each sequence when its codebooks were made."""
-    _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         check_count("subvectors", self.subvectors, 1)
@@ -76,8 +80,6 @@ class PromptCodes(Index):
     def open(self, cache: KVCache) -> None:
         super().open(cache)
         spec, count = cache.spec, self.centroids
-        self._taken = self.gpu_bytes(spec, cache.config)
-        spec.ledger.take("gpu", self._taken, "Codebooks for each sequence")
         for i, s in spec.layers.items():
             size = (spec.seqs + 1, s.kv_heads, self.subvectors, count, s.head_dim // self.subvectors)
             self.books[i] = torch.zeros(size, dtype=s.dtype, device=s.device)
@@ -116,9 +118,7 @@ class PromptCodes(Index):
         return products.gather(-1, codes).sum(3)
 
     def release(self) -> None:
-        if self._taken:
-            self.cache.spec.ledger.give("gpu", self._taken)
-        self._taken = 0
+        super().release()
         self.books.clear()
 
     def _pieces(self, keys: Tensor) -> Tensor:
@@ -131,3 +131,37 @@ class PromptCodes(Index):
         found = nearest(pieces, self.books[layer][slot]).to(torch.uint8)
         found = found.view(*found.shape[:2], len(ids), self.cache.block).permute(2, 0, 3, 1)
         kept[torch.tensor(ids, device=kept.device)] = found
+
+
+@dataclass
+class PromptBooks(Maintenance):
+    """Clusters all keys of a sequence when a prompt or a turn has been read, and codes them anew."""
+
+    name = "prompt_books"
+    needs = frozenset({"prompt_codes", "whole_kv"})
+    provides = frozenset({"prompt_books"})
+    resumes = True
+
+    _read: set[int] = field(init=False, repr=False, default_factory=set)
+    """Sequences that have read something since their codebooks were made."""
+
+    def plan(self, step: Step) -> None:
+        if step.phase is not Phase.DECODE:
+            self._read.update(slot for slot, new in zip(step.slots, step.new, strict=True) if new)
+            return
+        for slot, history in zip(step.slots, step.history, strict=True):
+            if slot in self._read and history:
+                self._fit(slot, history)
+
+    def release(self) -> None:
+        self._read.clear()
+
+    def _fit(self, slot: int, length: int) -> None:
+        index, cache = cast("PromptCodes", self.index), self.cache
+        assert cache.host is not None
+        ids = cache.host.table.owned.get(slot, [])[: length // cache.block]
+        sinks = getattr(self.select, "sinks", 0)
+        for layer in cache.spec.layers:
+            index.fit(layer, slot, stored_keys(cache, layer, slot, length), sinks, ids)
+        index.prompt[slot] = length
+        self._read.discard(slot)

@@ -12,8 +12,7 @@ from coattn.baselines.snapkv.select import PromptTop
 from coattn.cache.kv import KVCache
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
-from coattn.parts.maintenance.entries.weighing import weights_over
-from coattn.parts.maintenance.stored import stored_keys
+from coattn.parts.maintenance.weighing import stored_keys, weights_over
 from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 

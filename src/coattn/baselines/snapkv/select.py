@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,6 @@ from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.parts.select.top_tokens import at_places
 from coattn.types import BlockList, Selection
-
-
-class KeptPositions(Protocol):
-    """Maintenance that chose positions of a prompt."""
-
-    def places(self, layer: int, seq: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Positions `[n, kv_heads, width]` int64 that `n` sequences attend to, and how many each leaves out, `[n]`."""
-
 
 POOLS = ("max", "avg")
 
@@ -52,7 +44,8 @@ class PromptTop(Select):
     window: int = 32
     kernel: int = 7
     pooling: str = "max"
-    _kept: KeptPositions = field(init=False, repr=False)
+    _kept: Any = field(init=False, repr=False)
+    """Maintenance that chose positions of a prompt."""
 
     def __post_init__(self) -> None:
         check_count("window", self.window, 1)

@@ -61,7 +61,7 @@ class SequenceStore:
         self._sessions: set[int] = set()
         """Those that are open: what requests of others leave is not kept."""
         for table in self.tables:
-            table.reclaim = self._order.reclaim
+            table.set_reclaimer(self._order)
 
     # requests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,22 +21,13 @@ from coattn.types import BlockList, BlockWork, Work
 from coattn.units import ceil_div
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """As many of a selection's blocks as a staging half holds."""
 
     ids: list[int]
     """Ids of blocks in DRAM, in staging order."""
     picked: BlockList
-    """The same blocks by their place in the half, on the host."""
-    _there: dict[torch.device, BlockList] = field(default_factory=dict)
-
-    def on(self, device: torch.device) -> BlockList:
-        """The list on a device, copied once for all layers of a step."""
-        if device not in self._there:
-            table, tokens = (upload(x, device) for x in (self.picked.table, self.picked.tokens))
-            self._there[device] = BlockList(table, tokens, self.picked.longest)
-        return self._there[device]
+    """The same blocks by their place in the half, on the layers' device."""
 
 
 @dataclass
@@ -91,8 +83,7 @@ class Pull(Executor):
             current = arriving
             if i < len(wanted):
                 arriving = self._fill(*wanted[i])
-            picked = piece.on(call.q.device)
-            states.append(attend(call.q, current.wait(), picked, call.scale, call.shape.softcap))
+            states.append(attend(call.q, current.wait(), piece.picked, call.scale, call.shape.softcap))
             self.staging.done(current)
         self._arriving = None if following is None else (following, listed, arriving)
         return merge_states(states)
@@ -119,12 +110,12 @@ class Pull(Executor):
             counts = [ceil_div(n, block) for n in picked.tokens[:, 0].tolist()]
             if self._arriving is None:
                 self.staging.reserve(sum(counts))
-            self._pieces = (picked, cut(picked, counts, block, self.staging.blocks))
+            self._pieces = (picked, cut(picked, counts, block, self.staging.blocks, self.cache.spec.device))
         return self._pieces[1]
 
 
-def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Piece]:
-    """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks."""
+def cut(picked: BlockList, counts: list[int], block: int, most: int, device: torch.device) -> list[Piece]:
+    """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks; lists of them on a device."""
     flat = [(seq, i) for seq, count in enumerate(counts) for i in range(count)]
     assert picked.table.shape[1] == 1, "one list for all KV heads"
     table, tokens = picked.table[:, 0].tolist(), picked.tokens[:, 0].tolist()
@@ -137,7 +128,7 @@ def cut(picked: BlockList, counts: list[int], block: int, most: int) -> list[Pie
             rows[seq].append(place)
             held[seq] += min(block, tokens[seq] - i * block)
         width = max(map(len, rows))
-        listing = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int32)
-        piece = BlockList(listing[:, None], torch.tensor(held, dtype=torch.int32)[:, None], max(held))
-        pieces.append(Piece([table[seq][i] for seq, i in part], piece))
+        places = [row + [0] * (width - len(row)) for row in rows]
+        listing, count = (upload(torch.tensor(x, dtype=torch.int32), device)[:, None] for x in (places, held))
+        pieces.append(Piece([table[seq][i] for seq, i in part], BlockList(listing, count, max(held))))
     return pieces

@@ -1,4 +1,4 @@
-"""A double-buffered stretch of GPU memory that blocks in DRAM pass through."""
+"""Double-buffered GPU memory that blocks in DRAM pass through."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALVES = 2
 
 @dataclass
 class Staging:
-    """Two halves per device, filled and attended in turn.
+    """Two halves, filled and attended in turn.
 
     Owner: one Pull. Writer: `fill`, on a side stream where the device is a GPU. Reader: the attention over the tensor
     that `fill` returned. A half may be overwritten once the attention over it is done: `done` records that on the
@@ -31,21 +31,20 @@ class Staging:
     block: int
     blocks: int = 0
     """Blocks per half."""
-    _halves: dict[torch.device, Tensor] = field(default_factory=dict)
-    _turn: dict[torch.device, int] = field(default_factory=dict)
-    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
-    _free: dict[tuple[torch.device, int], torch.cuda.Event] = field(default_factory=dict)
+    _halves: list[Tensor] = field(default_factory=list)
+    _turn: int = 0
+    _stream: torch.cuda.Stream | None = None
+    _free: list[torch.cuda.Event] = field(default_factory=list)
+    """By half of a GPU."""
 
     def __post_init__(self) -> None:
         self.shape = next(iter(self.layers.values()))
-        self.devices = {shape.device for shape in self.layers.values()}
         self.unit = self.unit_bytes(self.layers, self.block)
 
     @staticmethod
     def unit_bytes(layers: Mapping[int, LayerShape], block: int) -> int:
         """Bytes that one more block per half costs."""
-        shapes = layers.values()
-        return HALVES * len({s.device for s in shapes}) * block * max(s.token_bytes for s in shapes)
+        return HALVES * block * max(shape.token_bytes for shape in layers.values())
 
     def reserve(self, wanted: int) -> None:
         """Grows towards `wanted` blocks per half, as far as the budget allows; at least one. Drops what is staged."""
@@ -61,21 +60,22 @@ class Staging:
         self.blocks = target
         self._halves.clear()  # first: nobody needs what is staged, and both would not be within the budget
         try:
-            for device in self.devices:
-                self._make(device)
+            self._make()
         except BaseException:
             self.release()
             raise
 
-    def _make(self, device: torch.device) -> None:
-        size = (HALVES, self.blocks, self.shape.kv_heads, 2, self.block, self.shape.head_dim)
-        self._halves[device] = torch.zeros(size, dtype=self.shape.dtype, device=device)
-        if device.type == "cuda":
+    def _make(self) -> None:
+        shape = self.shape
+        size = (HALVES, self.blocks, shape.kv_heads, 2, self.block, shape.head_dim)
+        memory = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self._halves = list(memory.unbind())
+        if shape.device.type == "cuda":
             # the zeros are written on the current stream: copies on the side stream come after them, and the
             # memory is not given to others while such a copy may still be on its way
-            self._halves[device].record_stream(self._stream(device))
-            for half in range(HALVES):
-                self._mark_free(device, half)
+            self._stream = self._stream or torch.cuda.Stream(shape.device)  # type: ignore[no-untyped-call]
+            memory.record_stream(self._stream)
+            self._free = [self._event() for _ in range(HALVES)]
 
     def release(self) -> None:
         self.ledger.give("gpu", self.blocks * self.unit)
@@ -85,45 +85,36 @@ class Staging:
 
     def fill(self, layer: int, host: BlockMemory, ids: list[int]) -> Filling:
         """Starts copying blocks `ids` of the layer into the half whose turn it is; they lie there in this order."""
-        device = self.layers[layer].device
-        half = self._turn.get(device, 0)
-        self._turn[device] = 1 - half
-        target = self._halves[device][half]
-        if device.type != "cuda":
+        half, self._turn = self._turn, 1 - self._turn
+        target, stream = self._halves[half], self._stream
+        if stream is None:
             _copy(target, host, layer, ids)
-            return Filling(self, device, half, target, None)
-        stream = self._stream(device)
-        stream.wait_event(self._free[device, half])
+            return Filling(half, target, None)
+        stream.wait_event(self._free[half])
         if layer in host.arriving:
             stream.wait_event(host.arriving[layer])
         with torch.cuda.stream(stream):
             _copy(target, host, layer, ids)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(stream)
-        return Filling(self, device, half, target, ready)
+        return Filling(half, target, ready)
 
     def done(self, filling: Filling) -> None:
         """The attention over this half has been launched on the current stream."""
         if filling.ready is not None:
-            self._mark_free(filling.device, filling.half)
+            self._free[filling.half] = self._event()
 
-    def _mark_free(self, device: torch.device, half: int) -> None:
+    def _event(self) -> torch.cuda.Event:
+        """What the current stream of the device has been given so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        self._free[device, half] = event
-
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._streams[device]
+        event.record(torch.cuda.current_stream(self.shape.device))
+        return event
 
 
 @dataclass
 class Filling:
     """A half on its way in."""
 
-    staging: Staging
-    device: torch.device
     half: int
     blocks: Tensor
     ready: torch.cuda.Event | None
@@ -131,7 +122,7 @@ class Filling:
     def wait(self) -> Tensor:
         """The staged blocks, safe to read on the current stream."""
         if self.ready is not None:
-            torch.cuda.current_stream(self.device).wait_event(self.ready)
+            torch.cuda.current_stream(self.blocks.device).wait_event(self.ready)
         return self.blocks
 
 

@@ -19,20 +19,16 @@ class InlineBridge:
     """How the steps of one group of layers submit work to the host: here, at once. A `cache.step_table.HostBridge`."""
 
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
-        """Begins a piece of work of an asynchronous executor; calling the result fetches its state."""
         state = executor.run(call, work)
         return lambda: state
 
     def side_stream(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
-        """Inside this block a layer's query is predicted from `hidden`; where it can be, beside the layer before."""
         return nullcontext()
 
     def record_event(self) -> Callable[[], None]:
-        """Calling the result makes what follows wait for what is on the current stream now."""
         return nothing_to_wait_for
 
     def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
-        """Where a kernel leaves the time of its end, where that is measured. who: `gpu` or `pull`."""
         return None
 
     def close(self) -> None:
@@ -46,7 +42,6 @@ class ThreadBridge(InlineBridge):
         self._pool: ThreadPoolExecutor | None = None
 
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
-        """Runs beside what the GPU does next, once what is on the current stream so far is there."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "coattn-host")
         ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

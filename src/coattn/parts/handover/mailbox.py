@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,13 +10,28 @@ from torch import Tensor
 
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
+from coattn.native.core import extension
 from coattn.parts.handover.span import Span
-from coattn.parts.handover.thread import MailboxThread
+from coattn.types import LayerShape
 
+DEADLINE_S = 1.0
+"""How long a GPU waits for one layer's answer, and half of how long the thread waits for the next layer's query."""
 LINE_BYTES = 64
 """Between two flags: each has a cache line of its own."""
 ALLOCATION_BYTES = 4 << 20
 """Mapped memory that slots are cut from at a time."""
+
+
+class MailboxThread:
+    """The C++ thread that serves the jobs of a captured step. One for all groups of layers and whatever devices post:
+    it waits for the next post of any of them, so that no second thread takes a core from the workers."""
+
+    def __init__(self) -> None:
+        self.server: Any = extension.Mailbox(int(2 * DEADLINE_S * 1e6))
+        self.plans: list[Any] = []
+        """What the jobs read by address, in their order."""
+        self.number = 0
+        """Of the step that was armed last."""
 
 
 class Mailbox:
@@ -33,31 +48,24 @@ class Mailbox:
     | timestamps | GPU | post, attention and wait kernels -> `spans`, once the step is over |
     """
 
-    def __init__(self, table: StepTable, jobs: int, device: torch.device, thread: MailboxThread) -> None:
-        """jobs: the most that a step may have."""
-        self.table, self.device, self.thread = table.memory, device, thread
-        self.batch = table.memory.batch
-        self.step = torch.zeros(1, dtype=torch.int32, device=device)
-        self.failed = torch.zeros(1, dtype=torch.int32, device=device)
-        self._order: dict[int, int] = {}
-        """The job of each layer among this mailbox's own."""
-        self._places: list[int] = []
-        """By job: its place among the thread's."""
-        self._timestamps = torch.zeros(jobs, 3, dtype=torch.int64, device=device)
+    def __init__(self, table: StepTable, layers: Mapping[int, LayerShape], thread: MailboxThread) -> None:
+        self.table, self.layers, self.thread = table.memory, layers, thread
+        self.batch, self.device = table.memory.batch, table.memory.device
+        self.step = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.failed = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._jobs: dict[int, int] = {}
+        """By layer that is in the step, in order: the number of its job among the thread's."""
+        timestamps = torch.zeros(len(layers), 3, dtype=torch.int64, device=self.device)
+        self._timestamps: dict[int, Tensor] = dict(zip(layers, timestamps, strict=True))
         """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
         self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        """Becomes 1 when the GPU gave up a wait; written by the GPU, read by the host once the step is over."""
         self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._unused = torch.empty(0, dtype=torch.uint8)
 
-    def knows(self, layer: int) -> bool:
-        """Whether the layer's job is in the step already."""
-        return layer in self._order
-
-    def timestamp_slot(self, layer: int) -> Tensor:
-        """Where the GPU's own part of a layer leaves the time of its end."""
-        return self._timestamp(layer, 1)
+    def timestamp_slot(self, layer: int) -> Tensor | None:
+        """Where the GPU's own part of a layer leaves the time of its end, if the layer is in the step."""
+        return self._timestamps[layer][1:2] if layer in self._jobs else None
 
     def begin(self) -> None:
         """Tells the device the number of the step whose replay follows on its current stream."""
@@ -71,31 +79,39 @@ class Mailbox:
 
     def spans(self) -> list[Span]:
         """What each job of the last step did when, on the host's monotonic clock."""
-        times = self.thread.times()
-        served = [times[place] for place in self._places]
-        stamps = dict(zip(self._order, self._timestamps.tolist(), strict=False))
+        times = self.thread.server.times()
+        jobs = [(layer, self._timestamps[layer], *times[number]) for layer, number in self._jobs.items()]
         # the thread sees a post about a microsecond after it was made: the closest pair sets one clock by the other
-        pairs = zip(served, stamps.values(), strict=True)
-        ahead = min((seen - stamp[0] for (seen, _), stamp in pairs), default=0) - 1000
+        ahead = min((seen - int(stamps[0]) for _, stamps, seen, _ in jobs), default=0) - 1000
         spans = []
-        for layer, (seen, done) in zip(self._order, served, strict=True):
-            posted, ready, answered = stamps[layer]
-            spans.append(Span(layer, posted + ahead, ready + ahead, answered + ahead, seen, done))
+        for layer, stamps, seen, done in jobs:
+            posted, ready, answered = (stamps + ahead).tolist()
+            spans.append(Span(layer, posted, ready, answered, seen, done))
         return spans
 
     def _add(self, layer: int, plan: Any, post: Tensor, reply: Tensor) -> None:
         """One more job, after those before it."""
-        self._places.append(self.thread.add(plan, post, reply, layer))
-        self._order[layer] = len(self._order)
+        self.thread.server.add(plan.job, post.data_ptr(), reply.data_ptr(), layer)
+        self._jobs[layer] = len(self.thread.plans)
+        self.thread.plans.append(plan)
 
-    def _cut(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Mapped memory of so many bytes each, on cache lines of their own."""
-        whole = [-(-size // LINE_BYTES) * LINE_BYTES for size in sizes]
-        if len(self._unused) < sum(whole):
-            self._unused = host_memory(max(ALLOCATION_BYTES, sum(whole)), self.device)
-        parts = torch.split(self._unused[: sum(whole)], whole)
-        self._unused = self._unused[sum(whole) :]
-        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    def _posted_at(self, layer: int) -> Tensor:
+        return self._timestamps[layer][:1]
 
-    def _timestamp(self, layer: int, which: int) -> Tensor:
-        return self._timestamps[self._order[layer], which : which + 1]
+    def _wait(self, layer: int, reply: Tensor) -> None:
+        """What follows on the current stream waits for a layer's answer."""
+        from coattn.kernels.triton import handover
+
+        handover.wait(reply, self.step, self.failed, self.verdict, self._timestamps[layer][2:], DEADLINE_S)
+
+    def _cut(self, *parts: tuple[torch.dtype, tuple[int, ...]]) -> list[Tensor]:
+        """Mapped memory of a slot: tensors of such dtypes and sizes and the two flags, on cache lines of their own."""
+        tensors = []
+        for dtype, size in (*parts, (torch.int32, (1,)), (torch.int32, (1,))):
+            count = torch.Size(size).numel() * dtype.itemsize
+            whole = -(-count // LINE_BYTES) * LINE_BYTES
+            if len(self._unused) < whole:
+                self._unused = host_memory(max(ALLOCATION_BYTES, whole), self.device)
+            tensors.append(self._unused[:count].view(dtype).view(size))
+            self._unused = self._unused[whole:]
+        return tensors

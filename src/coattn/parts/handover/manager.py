@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn import native
 from coattn.cache.kv import KVCache
+from coattn.errors import WorkerError
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, Result
-from coattn.parts.handover.attend_mailbox import AttendMailbox, LayerJob
 from coattn.parts.handover.bridges import InlineBridge
-from coattn.parts.handover.mailbox import Mailbox
+from coattn.parts.handover.jobs import AttendMailbox, SumMailbox
+from coattn.parts.handover.mailbox import DEADLINE_S, Mailbox, MailboxThread
 from coattn.parts.handover.span import Span
-from coattn.parts.handover.sum_mailbox import SumMailbox
-from coattn.parts.handover.thread import MailboxThread
 from coattn.types import BlockWork, RowWork, Work
+
+STOP_US = 100_000
+"""How long a thread that is not needed any more may take to come back."""
 
 
 class MailboxBridge(InlineBridge):
@@ -34,36 +37,26 @@ class MailboxBridge(InlineBridge):
         self._sums: SumMailbox | None = None
         self._streams: list[Any] = []
         """Two, for every other layer: while one waits for the CPU's answer, the other makes the next query."""
-        layers = len(cache.spec.layers)
         # the second of each pair keeps the stamps on 16 bytes, so that one compiled kernel takes them all
-        self._timestamps = torch.zeros(layers, 2, 2, dtype=torch.int64, device=self.device) if pulls else None
-        """On the GPU's clock: the layer's attention in GPU memory is done; so is that over PCIe."""
+        timestamps = torch.zeros(len(cache.spec.layers), 2, 2, dtype=torch.int64, device=self.device) if pulls else ()
+        self._timestamps: dict[int, Tensor] = dict(zip(cache.spec.layers, timestamps, strict=False))
+        """By layer, on the GPU's clock: its attention in GPU memory is done; so is that over PCIe."""
 
     @property
     def stage(self) -> int:
         return self.cache.spec.shape.stage
 
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
-        layer, layers, table = call.layer, dict(self.cache.spec.layers), call.table
+        table, layers = call.table, self.cache.spec.layers
         assert table is not None
+        assert self.cache.host is not None
         if isinstance(work, RowWork):
-            if self._sums is None:
-                max_entries = table.column("host_blocks").shape[-1] * table.block
-                self._sums = SumMailbox(table, layers, max_entries, self.device, self.thread)
-            sums = self._sums
-            assert self.cache.host is not None
-            sums.add(layer, self.cache.host.memory.values(layer))
-            sums.post(layer, work)
-            return lambda: sums.fetch(layer, work)
+            self._sums = self._sums or SumMailbox(table, layers, self.thread)
+            return self._sums.submit(call.layer, self.cache.host.memory.values(call.layer), work)
         assert isinstance(work, BlockWork)
-        if self._attend is None:
-            self._attend = AttendMailbox(table, layers, self.device, self.thread)
-        mailbox, listed = self._attend, work.blocks
-        own = listed if listed.memory is not None or listed.table.device.type == "cpu" else None
+        self._attend = self._attend or AttendMailbox(table, layers, self.thread)
         blocks: Any = executor
-        mailbox.add(LayerJob(layer, call.shape, blocks.blocks(call, listed), call.scale, own))
-        mailbox.post(layer, call.q[:, 0], call.on_side)
-        return lambda: mailbox.fetch(layer, table.rows)
+        return self._attend.submit(call, blocks.blocks(call, work.blocks), work.blocks)
 
     @contextmanager
     def side_stream(self, layer: int, hidden: Tensor) -> Iterator[None]:
@@ -81,27 +74,22 @@ class MailboxBridge(InlineBridge):
         return lambda: torch.cuda.current_stream(self.device).wait_event(made)
 
     def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
-        if self._timestamps is not None:
-            row = list(self.cache.spec.layers).index(layer)
-            return self._timestamps[row, 0 if who == "gpu" else 1, :1]
-        return next((box.timestamp_slot(layer) for box in self.mailboxes() if box.knows(layer)), None)
+        if self._timestamps:
+            return self._timestamps[layer][0 if who == "gpu" else 1, :1]
+        slots = (mailbox.timestamp_slot(layer) for mailbox in self.mailboxes())
+        return next((slot for slot in slots if slot is not None), None)
 
     def mailboxes(self) -> list[Mailbox]:
         """Those that were made."""
-        return [box for box in (self._attend, self._sums) if box is not None]
-
-    def spans(self) -> list[Span]:
-        """What was handed over in the last replay, layer by layer."""
-        return [span for box in self.mailboxes() for span in box.spans()]
+        return [mailbox for mailbox in (self._attend, self._sums) if mailbox is not None]
 
     def fetches(self) -> list[tuple[str, int, int]]:
         """`(name, start, end)` on the GPU's clock: when the GPU only fetched KV over PCIe in the last replay."""
-        stamps = [] if self._timestamps is None else self._timestamps[..., 0].tolist()
-        return [(f"layer {layer}", *pair) for layer, pair in zip(self.cache.spec.layers, stamps, strict=False)]
+        return [(f"layer {layer}", *pair[:, 0].tolist()) for layer, pair in self._timestamps.items()]
 
     def report(self) -> dict[str, Any]:
-        taken = {} if self._sums is None else self._sums.taken()
-        return {"row_entries": sum(taken.values()) / len(taken)} if taken else {}
+        taken = [] if self._sums is None else self._sums.taken()
+        return {"row_entries": sum(taken) / len(taken)} if taken else {}
 
 
 class MailboxManager:
@@ -120,25 +108,38 @@ class MailboxManager:
         return self.bridges[-1]
 
     def begin(self, rows: int) -> None:
-        """A captured step of so many sequences is about to be replayed."""
+        """A captured step of so many sequences is about to be replayed: arms the thread for it."""
         mailboxes = self._mailboxes()
         if mailboxes:
-            self.thread.begin(rows)
+            self.thread.number += 1
+            self.thread.server.begin(self.thread.number, rows)
         for mailbox in mailboxes:
             mailbox.begin()
 
     def finish(self) -> None:
-        """The replay is over on every device. Raises if the CPU's part of it failed."""
+        """The replay is over on every device. Raises WorkerError if the CPU's part is missing; the thread is then of no
+        more use."""
         mailboxes = self._mailboxes()
-        if mailboxes:
-            self.thread.finish(any(mailbox.late for mailbox in mailboxes))
+        if not mailboxes:
+            return
+        late = any(mailbox.late for mailbox in mailboxes)
+        if late:
+            self.thread.server.call_off()
+        reason: str = self.thread.server.finish(STOP_US if late else int(2 * DEADLINE_S * 1e6))
+        if late or reason:
+            raise WorkerError(
+                f"The CPU's part of a step is missing: {reason or 'it came after the deadline'}.",
+                "The next step runs with new workers. If the machine is busy with other work, try again later.",
+            )
 
     def spans(self) -> list[Span]:
         """What was handed over in the last replay, layer by layer."""
-        return [span for bridge in self.bridges for span in bridge.spans()]
+        return [span for mailbox in self._mailboxes() for span in mailbox.spans()]
 
     def close(self) -> None:
-        if not self.thread.close():
+        """Stops the thread."""
+        if not self.thread.server.stop(STOP_US):
+            native.abandon_pool()
             _abandoned.append(self)
 
     def _mailboxes(self) -> list[Mailbox]:
@@ -146,4 +147,4 @@ class MailboxManager:
 
 
 _abandoned: list[MailboxManager] = []
-"""Those whose thread may still write to their mailboxes: never freed."""
+"""Those whose thread did not come back and may still write to their mailboxes: never freed, their pool is given up."""

@@ -65,52 +65,36 @@ class Averages(Index):
 
 
 class Weights:
-    """Each entry's average weight, float32, on its layer's device."""
+    """Each entry's average weight, float32, on the layers' device."""
 
     def __init__(self, layers: Mapping[int, LayerShape], blocks: int, block: int) -> None:
+        shape = next(iter(layers.values()))
         self.blocks = blocks
-        self._order: dict[torch.device, list[int]] = {}
-        for layer, shape in layers.items():
-            self._order.setdefault(shape.device, []).append(layer)
-        heads = next(iter(layers.values())).kv_heads
-        self._values = {
-            device: torch.zeros(len(own), blocks, heads, block, device=device) for device, own in self._order.items()
-        }
-        self._by_layer = {
-            layer: self._values[device][i] for device, own in self._order.items() for i, layer in enumerate(own)
-        }
+        self._values = torch.zeros(len(layers), blocks, shape.kv_heads, block, device=shape.device)
+        self._by_layer = dict(zip(layers, self._values.unbind(), strict=True))
 
     def __getitem__(self, layer: int) -> Tensor:
         """`[blocks, kv_heads, block]`"""
         return self._by_layer[layer]
 
     def of(self, layers: Sequence[int]) -> list[Tensor]:
-        """`[blocks, ...]` each; of all layers one for each device."""
+        """`[blocks, ...]` each; all layers in one."""
         if len(layers) < len(self._by_layer):
             return [self._by_layer[layer] for layer in layers]
-        return [values.transpose(0, 1) for values in self._values.values()]
+        return [self._values.transpose(0, 1)]
 
     def forget(self, ids: Tensor, rows: Tensor) -> None:
         """Nobody knows the averages of these entries `[n]` of blocks, in any layer. Waits for nothing."""
-        for device, values in self._values.items():
-            values[:, upload(ids, device), :, upload(rows, device)] = UNKNOWN
+        device = self._values.device
+        self._values[:, upload(ids, device), :, upload(rows, device)] = UNKNOWN
 
     def settle(self, block: int) -> None:
         """Entries of a block that nobody has weighed, and nobody will, weigh nothing."""
-        for values in self._values.values():
-            values[:, block].clamp_(min=0.0)
+        self._values[:, block].clamp_(min=0.0)
 
-    def copy(self, block: int) -> list[Tensor]:
-        """A block's averages as they are now, where they lie; waits for nothing."""
-        return [values[:, block].clone() for values in self._values.values()]
-
-    def gathered(self, copies: list[Tensor]) -> Tensor:
-        """`[layers, kv_heads, block]` on the host, layers in their order, of what `copy` returned."""
-        if len(copies) == 1:
-            return copies[0].cpu()
-        found = torch.cat([part.cpu() for part in copies])
-        there = {layer: i for i, layer in enumerate(layer for own in self._order.values() for layer in own)}
-        return found[[there[layer] for layer in sorted(there)]]
+    def copy(self, block: int) -> Tensor:
+        """`[layers, kv_heads, block]`: a block's averages as they are now, where they lie; waits for nothing."""
+        return self._values[:, block].clone()
 
 
 def _unit(spec: CacheSpec, block: int) -> int:

@@ -70,6 +70,34 @@ class Index(Part):
         """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void."""
 
 
+@dataclass
+class NoIndex(Index):
+    """Nothing is remembered."""
+
+    name = "none"
+    resumes = True
+
+
+@dataclass
+class BookedIndex(Index):
+    """An index that has `gpu_bytes` of its own beside what it keeps of blocks, which the ledger hears of."""
+
+    books_what: ClassVar[str]
+    """What the bytes are for, in a refusal."""
+
+    _booked_bytes: int = field(init=False, repr=False, default=0)
+
+    def open(self, cache: KVCache) -> None:
+        super().open(cache)
+        self._booked_bytes = self.gpu_bytes(cache.spec, cache.config)
+        cache.spec.ledger.take("gpu", self._booked_bytes, self.books_what)
+
+    def release(self) -> None:
+        if self._booked_bytes:
+            self.cache.spec.ledger.give("gpu", self._booked_bytes)
+        self._booked_bytes = 0
+
+
 def listed_rows(values: Sequence[Tensor], table: StepTable) -> list[Callable[[], None]]:
     """Puts back the rows of `values`, one for each block of GPU memory, that a decode step attends to, as they are."""
     listed = table.column("gpu_blocks").long().flatten()

@@ -82,3 +82,11 @@ class Maintenance(Part):
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """All but the first `keep` of the `length` tokens of a sequence are about to be forgotten."""
+
+
+@dataclass
+class NoMaintenance(Maintenance):
+    """Nothing moves."""
+
+    name = "none"
+    resumes = True

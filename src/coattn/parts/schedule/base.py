@@ -1,4 +1,4 @@
-"""What a schedule is."""
+"""What a schedule is; and the two that start nothing before a layer's turn."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Schedule(Part):
 
     def runs(self, selection: Selection, asynchronous: bool) -> list[tuple[Executor, Work]]:
         """The pieces that asynchronous executors run, or the others, each with its executor."""
-        found = [(executor_of(self.executors, work), work) for work in selection.works]
-        return [(executor, work) for executor, work in found if executor.asynchronous is asynchronous]
+        pairs = [(executor_of(self.executors, work), work) for work in selection.works]
+        return [(executor, work) for executor, work in pairs if executor.asynchronous is asynchronous]
 
 
 def executor_of(executors: Sequence[Executor], work: Work) -> Executor:
@@ -76,3 +76,37 @@ def executor_of(executors: Sequence[Executor], work: Work) -> Executor:
 def nothing(call: AttentionCall) -> list[State]:
     """The states of a selection without any work."""
     return [AttnState.empty(call.q)]
+
+
+@dataclass
+class Inline(Schedule):
+    """Runs every piece of work in order, and waits for the host's at once."""
+
+    name = "inline"
+
+    def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
+        assert call.table is not None
+        states: list[State] = []
+        for work in selection.works:
+            executor = executor_of(self.executors, work)
+            if executor.asynchronous:
+                states.append(call.table.bridge.submit(executor, call, work)())
+            else:
+                states.append(executor.run(call, work))
+        return states or nothing(call)
+
+
+@dataclass
+class SameLayer(Schedule):
+    """What the host does is started first and fetched last; in between the GPU works.
+
+    Without a GPU both would share the same cores, so there the host's part simply goes first; the results are the same.
+    """
+
+    name = "same_layer"
+
+    def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
+        assert call.table is not None
+        pending = [call.table.bridge.submit(executor, call, work) for executor, work in self.runs(selection, True)]
+        states = [executor.run(call, work) for executor, work in self.runs(selection, False)]
+        return states + [fetch() for fetch in pending] or nothing(call)

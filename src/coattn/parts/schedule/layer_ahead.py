@@ -9,8 +9,7 @@ from coattn.errors import ConfigError
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.parts.schedule.base import Started, nothing
-from coattn.parts.schedule.same_layer import SameLayer
+from coattn.parts.schedule.base import SameLayer, Started, nothing
 from coattn.types import Selection
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,14 +21,6 @@ from coattn.parts.index.digests import Digests
 from coattn.parts.select.base import Select
 from coattn.parts.select.picks import Picks, rows_of
 from coattn.types import BlockList, Selection, Step
-
-
-class BlockPools(Protocol):
-    """Maintenance that has pools of resident blocks."""
-
-    def pool(self, layer: int) -> Residents:
-        """A layer's pool, as kernels take it."""
-
 
 NEWEST = 2
 """Blocks that are always attended where everything lies on the GPU; elsewhere the window."""
@@ -59,7 +51,8 @@ class DigestTop(Select):
     picks: Picks | None = field(init=False, repr=False, default=None)
     """What decode steps over a DRAM tier pick; None before the first."""
     _digests: Digests = field(init=False, repr=False)
-    _pools: BlockPools | None = field(init=False, repr=False, default=None)
+    _pools: Any = field(init=False, repr=False, default=None)
+    """Maintenance that has pools of resident blocks, or None."""
     _empty: dict[int, Residents] = field(init=False, repr=False, default_factory=dict)
     """By layer: a pool that nobody fills, where there is no maintenance that has one."""
     _host: bool = field(init=False, repr=False, default=False)
@@ -139,7 +132,7 @@ class DigestTop(Select):
 
     def _pool(self, layer: int) -> Residents:
         if self._pools is not None:
-            return self._pools.pool(layer)
+            return cast("Residents", self._pools.pool(layer))
         if layer not in self._empty:
             spec, shape = self.cache.spec, self.cache.spec.layers[layer]
             nobody = torch.full((spec.seqs + 1, shape.kv_heads, 1), -1, dtype=torch.int32, device=shape.device)

@@ -92,14 +92,11 @@ class PqTopP(Select):
         visible = call.visible
         if call.table is None or visible.host is None:
             return visible
-        gpu_lse = None
-        if visible.gpu is not None:
-            # so few that attending to them twice is less than keeping what was found
-            gpu_lse = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap).lse
-        if self._work is not None:
-            work, left = self._pick_there(call, call.table, visible.host, gpu_lse, self._work)
-        else:
-            work, left = self._pick_here(call, call.table, visible.host, gpu_lse)
+        assert visible.gpu is not None, "a decode step sees its own token"
+        # so few that attending to them twice is less than keeping what was found
+        gpu_lse = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap).lse
+        pick = self._pick_here if self._work is None else self._pick_there
+        work, left = pick(call, call.table, visible.host, gpu_lse)
         if not self._has_tail():
             return Selection.of(visible.gpu, None, work)
         mean = self._codes.means.of(call.layer, call.table, call.shape)
@@ -109,30 +106,27 @@ class PqTopP(Select):
         return self.tail == "mean" and not self.is_exact()
 
     def _pick_here(
-        self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor | None
+        self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor
     ) -> tuple[RowWork, Tensor]:
         """The entries to attend to, and the lse of the others `[seqs, q_heads]`."""
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale)
-        if gpu_lse is None:
-            known = scores.new_full(scores.shape[:-1], -torch.inf)
-        else:
-            known = gpu_lse.logsumexp(1).view(scores.shape[:-1])
-        kept = top_p(scores, known, self.tau, self.cap)
+        kept = top_p(scores, gpu_lse.logsumexp(1).view(scores.shape[:-1]), self.tau, self.cap)
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
         return weigh(scores, kept, host, self._rescored), scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1)
 
     def _pick_there(
-        self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor | None, work: Work
+        self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor
     ) -> tuple[RowWork, Tensor]:
         """The same by kernels on the GPU; nothing waits."""
         from coattn.kernels.cuda.top_p import top_p as on_gpu
 
-        _, _, top = work.of(len(call.q) * call.shape.q_heads)
+        assert self._work is not None
+        _, _, top = self._work.of(len(call.q) * call.shape.q_heads)
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, top)
         kind = TAILS.index("mean" if self._has_tail() else "renormalise")
         lens, most = table.column("host_lens"), scores.shape[-1]
-        kept = on_gpu(scores, lens, gpu_lse, self.tau, self.cap, kind, most, work, self.union)
+        kept = on_gpu(scores, lens, gpu_lse, self.tau, self.cap, kind, most, self._work, self.union)
         ids = host.table if host.on_host is None else host.on_host.table
         return RowWork(ids, kept.index, kept.count, kept.weights, kept.lse, self._rescored), kept.others
 

@@ -117,7 +117,7 @@ def everything(maintenance: Entries) -> list[torch.Tensor]:
             assert 0 < len(positions) == int(lists.shown[layer, 0, head])
             ids = lists.table[layer, 0, head, : -(-len(positions) // BLOCK)].tolist()
             size = lists.block_bytes
-            found += [positions.clone(), lists.weights(layer, 0, head)]
+            found += [positions.clone(), lists._entries(lists._weight, layer, 0, head)]
             found.append(torch.cat([memory[i * size : (i + 1) * size] for i in ids[:-1]]).clone())
     return found
 

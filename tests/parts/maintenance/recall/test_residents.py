@@ -173,21 +173,6 @@ def test_without_recall_residents_stay_and_with_it_misses_come_in_one_step_later
     assert any(moved)
 
 
-def test_the_residents_with_the_lowest_scores_go() -> None:
-    maintenance = Scout(budget=24).maintenance
-    maintenance.residency.held[0][0] = torch.tensor([[3, 1, 0, 2]] * 2)
-    scores = torch.tensor([[[4.0, 1.0, 3.0, 2.0, 9.0, 0.5]] * 2])
-    chosen = torch.tensor([[[0, 4], [4, 5]]])
-    counts = torch.tensor([[2, 2]])
-    to, numbers = maintenance.residency.replace(0, scores, chosen, counts, torch.tensor([0]), torch.tensor([True]))
-    # head 0 misses 4 and gives it the place of 1, the lowest; head 1 misses 4 and 5, but 5 is worth less than any
-    assert maintenance.residency.held[0][0].tolist() == [[3, 4, 0, 2], [3, 4, 0, 2]]
-    first = maintenance.residency.first
-    assert [(a, b) for a, b in zip(to[0, 0].tolist(), numbers[0, 0].tolist(), strict=True) if a >= 0] == [
-        (first + 1, 4)
-    ]
-
-
 def test_blocks_that_are_taken_back_are_no_longer_resident() -> None:
     world = Scout(budget=24)
     for _ in range(3):

@@ -22,7 +22,7 @@ from coattn.kernels.quantise.pack import BITS, packed_bytes
 from coattn.kernels.score_pq import score_pq
 from coattn.kernels.upload import upload
 from coattn.part import check_count
-from coattn.parts.index.base import Index
+from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.codes.books import Books
 from coattn.parts.index.codes.means import Means
 from coattn.parts.index.keys import KeyMemory
@@ -32,7 +32,7 @@ CENTROIDS = 8192
 
 
 @dataclass
-class Codes(Index):
+class Codes(BookedIndex):
     """Of every full block in DRAM: its keys as product-quantised codes, and the sum of its values.
 
     Owner and writer: this index, when a block has become full. Reader: the rule, from the next step on.
@@ -43,6 +43,7 @@ class Codes(Index):
     provides = frozenset({"codes"})
     resumes = True
     beside = True
+    books_what = "A codebook for each layer, and the mean value of each sequence"
     help_text = {
         "groups": "pieces of a key, each a code; 0: exact keys; unset: as in the codebook, or half the head size",
         "centroids": "centroids of a codebook; unset: as in the codebook, or 8,192",
@@ -61,7 +62,6 @@ class Codes(Index):
     memory: KeyMemory = field(init=False, repr=False)
     _shared: bool = field(init=False, repr=False, default=True)
     _rotated: bool = field(init=False, repr=False, default=False)
-    _taken: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         if self.groups is not None:
@@ -118,12 +118,8 @@ class Codes(Index):
 
     def open(self, cache: KVCache) -> None:
         super().open(cache)
-        spec = cache.spec
-        self.books = self._books(spec, self.codebook, spec.fixed)
-        beside = self.books.bytes + Means.bytes(spec.layers, spec.seqs)
-        spec.ledger.take("gpu", beside, "A codebook for each layer, and the mean value of each sequence")
-        self._taken = beside
-        self.means = Means(spec.layers, spec.seqs)
+        self.books = self._books(cache.spec, self.codebook, cache.spec.fixed)
+        self.means = Means(cache.spec.layers, cache.spec.seqs)
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         kept = self.memory[layer]
@@ -196,11 +192,8 @@ class Codes(Index):
         }
 
     def release(self) -> None:
-        if self._taken:
-            self.cache.spec.ledger.give("gpu", self._taken)
-            self._taken = 0
-            self.means = Means({}, 0)
-            self.books = Books({}, 0, 0, True, 16)
+        super().release()
+        self.means, self.books = Means({}, 0), Books({}, 0, 0, True, 16)
 
     def _groups(self, spec: CacheSpec) -> int:
         return spec.shape.head_dim // 2 if self.groups is None else self.groups

@@ -33,12 +33,6 @@ class Means:
         sums[:, :-1] += values.float().sum(0)
         sums[:, -1] += len(values)
 
-    def set(self, layer: int, slot: int, values: Tensor | None) -> None:
-        """values of all full blocks of a sequence, where it has any."""
-        self.sums[layer][slot] = 0
-        if values is not None:
-            self.add(layer, slot, values)
-
     def recount(self, cache: KVCache, slot: int, blocks: int) -> None:
         """From what DRAM holds of a sequence's first `blocks` full blocks."""
         host = cache.host
@@ -51,8 +45,8 @@ class Means:
                 values = host.memory.get(layer, ids)[:, :, 1].to(shape.device)
             else:
                 values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
-            values = values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim)
-            self.set(layer, slot, values if len(ids) else None)
+            self.sums[layer][slot] = 0
+            self.add(layer, slot, values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim))
 
     def of(self, layer: int, table: StepTable, shape: LayerShape) -> Tensor:
         """`[seqs, q_heads, d]` float32: for each query head the mean value of its KV head."""

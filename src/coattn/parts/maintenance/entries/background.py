@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +19,10 @@ NICE = 10
 
 
 class Due(NamedTuple):
-    """A choice that is to be made for a sequence of so many tokens; marks: of what it comes after."""
+    """A choice that is to be made for a sequence of so many tokens; after: an event of the GPU that it comes after."""
 
     length: int
-    marks: Marks
+    after: Any
 
 
 class BackgroundChooser:
@@ -33,13 +33,14 @@ class BackgroundChooser:
     it makes the choice itself.
     """
 
-    def __init__(self, busy: dict[int, Future[Any]], ahead: Callable[[], bool]) -> None:
+    def __init__(self, busy: dict[int, Future[Any]], ahead: Callable[[], bool], device: torch.device) -> None:
         """busy: by sequence that waits; a choice that is due is not done. ahead: takes a little memory for what is to
-        come -> whether there is more to take; called in the thread when a choice is over."""
-        self.busy, self._ahead = busy, ahead
+        come -> whether there is more to take; called in the thread when a choice is over. device: of the layers."""
+        self.busy, self._ahead, self._device = busy, ahead, device
         self.choices: dict[int, Choice] = {}
         self._due: dict[int, Due] = {}
-        self._streams: dict[torch.device, Any] = {}
+        self._stream: Any = None
+        """The thread's, on a GPU: one for good, since PyTorch keeps memory for each."""
         self._thread: ThreadPoolExecutor | None = None
         self._begun = 0
         """Choices so far: whoever takes memory in the thread ends when there is another."""
@@ -47,19 +48,24 @@ class BackgroundChooser:
     def __contains__(self, slot: int) -> bool:
         return slot in self._due or slot in self.choices
 
-    def due(self, slot: int, length: int, devices: set[torch.device]) -> None:
+    def due(self, slot: int, length: int) -> None:
         """A choice for a sequence of so many tokens is to be made beside the steps that follow."""
-        self._due[slot], self.busy[slot] = Due(length, Marks(devices, self._streams)), Future()
+        after: Any = None
+        if self._device.type == "cuda":
+            self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            after = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            after.record(torch.cuda.current_stream(self._device))
+        self._due[slot], self.busy[slot] = Due(length, after), Future()
 
     def begin(self, make: Callable[[int, int], Choice], but: Collection[int]) -> None:
         """Choices that are due are made from now on, except those of the slots of the step that is planned."""
         for slot in [slot for slot in self._due if slot not in but]:
-            length, marks = self._due.pop(slot)
+            length, after = self._due.pop(slot)
             choice = self.choices[slot] = make(slot, length)
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
             self._begun += 1
-            self.busy[slot] = self._thread.submit(self._run, choice, marks)
+            self.busy[slot] = self._thread.submit(self._run, choice, after)
             self._thread.submit(self._take_ahead, choice, self._begun)
 
     def take(self, slot: int, length: int) -> Choice | None:
@@ -116,9 +122,15 @@ class BackgroundChooser:
             self._thread.shutdown()
             self._thread = None
 
-    def _run(self, choice: Choice, marks: Marks) -> None:
-        with marks.after():
+    def _run(self, choice: Choice, after: Any) -> None:
+        """On a GPU with work on a stream of its own, which comes after an event and is waited for at the end."""
+        if after is None:
             choice.run()
+            return
+        self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            choice.run()
+            self._stream.synchronize()
 
     def _take_ahead(self, choice: Choice, number: int) -> None:
         """After a choice, while nobody waits for it any more; where a step has finished it, that has done this."""
@@ -127,29 +139,6 @@ class BackgroundChooser:
             begun = time.perf_counter()
             more = self._ahead()
             time.sleep(REST * (time.perf_counter() - begun))
-
-
-class Marks:
-    """The state of GPUs at one moment, for a thread that works on streams of its own from there on."""
-
-    def __init__(self, devices: set[torch.device], streams: dict[torch.device, Any]) -> None:
-        self.streams, self.events = streams, dict[torch.device, Any]()
-        for device in devices:
-            if device not in streams:  # one for good: PyTorch keeps memory for each
-                streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self.events[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.events[device].record(torch.cuda.current_stream(device))
-
-    @contextmanager
-    def after(self) -> Iterator[None]:
-        """Work inside comes after that moment; at the end it is waited for."""
-        with ExitStack() as entered:
-            for device, event in self.events.items():
-                self.streams[device].wait_event(event)
-                entered.enter_context(torch.cuda.stream(self.streams[device]))
-            yield
-            for device in self.events:
-                self.streams[device].synchronize()
 
 
 def stand_back() -> None:

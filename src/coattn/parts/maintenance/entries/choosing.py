@@ -5,18 +5,53 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Generator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from coattn.parts.maintenance.entries.owner import EntryOwner
-from coattn.parts.maintenance.entries.weighing import Weighed, weigh_host, weigh_window
+from coattn.cache.block_table import BlockTable
+from coattn.cache.blocks import BlockMemory
+from coattn.cache.kv import KVCache
+from coattn.cache.layout.newest import NewestBlocks
+from coattn.kernels.read_keys import read_keys
+from coattn.kernels.reference.append import read_rows
+from coattn.parts.index.averages import Weights
+from coattn.parts.maintenance.entries.lists import EntryLists
+from coattn.parts.maintenance.weighing import Reduce, weights_over
 from coattn.units import ceil_div
 
 REST = 2.0
 """How long a thread rests after a piece of work, by the time that it took: copies take memory bandwidth, which is what
 the steps of others wait for."""
+
+
+class EntryOwner(Protocol):
+    """The maintenance that entries are chosen for, as choices see it; `entries.Entries` says what each is."""
+
+    cache: KVCache
+    gpu: NewestBlocks
+    table: BlockTable
+    host: BlockMemory
+    block: int
+    averages: Weights
+    alpha: float
+    peak: bool
+    keep: Any
+    lists: EntryLists
+    numbers: dict[int, int]
+    stale: dict[int, int]
+    heard: dict[int, dict[int, Tensor]]
+    scale: dict[int, float]
+
+
+class Weighed(NamedTuple):
+    """What entries of a window weigh from now on `[n, kv_heads]`, at block and row `[n]`."""
+
+    layer: int
+    ids: Tensor
+    rows: Tensor
+    made: Tensor
 
 
 class Choice:
@@ -148,3 +183,55 @@ class Choice:
                 pace = (0.0, self._stop, False) if self.waited_for else (REST, self._stop, True)
                 at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, *pace)
             yield
+
+
+def weigh_host(choice: Choice, layer: int) -> Tensor:
+    """`[kv_heads, entries]` on the layer's device: the weights of the queries over the blocks that are chosen from; of
+    nobody, zero. Reads keys, on the current stream of the device."""
+    entries, q = choice.entries, choice.heard.get(layer)
+    shape = entries.cache.spec.layers[layer]
+    if q is None:
+        return torch.zeros(shape.kv_heads, choice.first * entries.block)
+    if choice.held is not None and entries.cache.prompts is not None:
+        keys = entries.cache.prompts.keys(choice.held, layer, choice.first * entries.block).transpose(0, 1)
+    else:
+        keys = read_keys(entries.host[layer], choice.ids, shape, entries.block)
+
+    def reduce(weights: Tensor) -> Tensor:
+        return weights.amax((0, 1)) if entries.peak else weights.mean(1).amax(0)
+
+    return weights_over(q, keys, entries.scale[layer], shape.softcap, reduce)
+
+
+def weigh_window(
+    entries: EntryOwner, layer: int, slot: int, before: int, length: int, q: Tensor | None, scale: float
+) -> Weighed:
+    """The queries of the last tokens weigh the window's entries, as decode steps would have. Changes nothing.
+
+    Of the first `before` tokens the moving averages go on; those of newer ones, and of entries whose averages nobody
+    knows, start with the mean of the weights. Without queries nothing is known of those: they start with zero.
+    """
+    shape, gpu = entries.cache.spec.layers[layer], entries.gpu
+    first = gpu.first(length) * entries.block
+    position = torch.arange(first, length)
+    ids, rows = (x.to(shape.device) for x in gpu.places(slot, position))
+    values = entries.averages[layer]
+    if q is None:
+        return Weighed(layer, ids, rows, values[ids, :, rows].clamp_min(0.0))
+    q = q[-(length - first) :]  # a query before the window would see nothing of it
+    keys, _ = read_rows(gpu.memory[layer], ids, rows)
+    asking = torch.arange(length - len(q), length)[:, None]
+    hidden = (position > asking).to(shape.device)
+
+    def weigh(reduce: Reduce) -> Tensor:
+        return weights_over(q, keys.transpose(0, 1), scale, shape.softcap, reduce, hidden).T
+
+    made = weigh(lambda weights: weights.mean(1).amax(0))
+    if before > first:
+        alpha = entries.alpha
+        share = alpha * (1 - alpha) ** torch.arange(len(q) - 1, -1, -1, device=shape.device, dtype=torch.float32)
+        added = weigh(lambda weights: share @ weights.amax(0))
+        old, known = (position < before).to(shape.device)[:, None], values[ids, :, rows]
+        went_on = (1 - alpha) ** len(q) * known + added
+        made = torch.where(old & (known >= 0), went_on, made)
+    return Weighed(layer, ids, rows, made)

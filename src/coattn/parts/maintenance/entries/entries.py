@@ -26,7 +26,6 @@ from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.entries.background import BackgroundChooser
 from coattn.parts.maintenance.entries.choosing import Choice
 from coattn.parts.maintenance.entries.lists import EntryLists, PendingAppend, spares
-from coattn.parts.maintenance.entries.weighing import addresses
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, Phase, Step
 from coattn.units import ceil_div
@@ -42,7 +41,7 @@ ADDRESS_BYTES = 1 << 40
 class Waiting(NamedTuple):
     """A block that is to leave the window: its averages at the step that said so, over so many entries."""
 
-    weights: list[Tensor]
+    weights: Tensor
     entries: int
 
 
@@ -96,10 +95,10 @@ class Entries(Maintenance):
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
-        self.choosing = BackgroundChooser(self.busy, self._take_ahead)
-        self.table.before_swap = self.choosing.before_swap
-        found = cast("Averages", index)
-        self.block, self.averages, self.alpha = cache.block, found.values, found.alpha
+        self.choosing = BackgroundChooser(self.busy, self._take_ahead, cache.spec.device)
+        self.table.watch(self.choosing)
+        averages = cast("Averages", index)
+        self.block, self.averages, self.alpha = cache.block, averages.values, averages.alpha
         self.keep = cast("Any", select).keep
         spec, shape = cache.spec, cache.spec.shape
         self.numbers = {layer: i for i, layer in enumerate(spec.layers)}
@@ -122,19 +121,25 @@ class Entries(Maintenance):
 
     def plan(self, step: Step) -> None:
         self.choosing.go_on()
-        self._plan(step)
+        if step.phase is Phase.DECODE:
+            self._plan_decode(step)
+        else:
+            self._plan_reading(step)
         self.choosing.begin(self._begin_choice, step.slots)
 
-    def _plan(self, step: Step) -> None:
-        if step.phase is not Phase.DECODE:
-            reading = [(s, h) for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new]
-            for slot, _ in reading:
-                self._give_up(slot)
-            self._finish([slot for slot, _ in reading])
-            for slot, history in reading:
-                self.stale.setdefault(slot, history)
-            self._forget_averages(step)
-            return
+    def _plan_reading(self, step: Step) -> None:
+        reading = {s: h for s, h, new in zip(step.slots, step.history, step.new, strict=True) if new}
+        for slot in reading:
+            self._give_up(slot)
+        self._finish(list(reading))
+        for slot, history in reading.items():
+            self.stale.setdefault(slot, history)
+        # nobody has weighed what is read now: a sequence that waits for its choice may be parked like that
+        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
+            if length > history:
+                self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
+
+    def _plan_decode(self, step: Step) -> None:
         waiting = [slot for slot in step.slots if slot in self.choosing]
         self.choosing.hurry(waiting)
         try:
@@ -150,12 +155,6 @@ class Entries(Maintenance):
             if slot in self._leaving and self.gpu.first(length) == self._covered[slot]
         ]
         self._finish(gone)
-
-    def _forget_averages(self, step: Step) -> None:
-        """Nobody has weighed what is read now: a sequence that waits for its choice may be parked like that."""
-        for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
-            if length > history:
-                self.averages.forget(*self.gpu.places(slot, self.gpu.kept(slot, history, length)))
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
@@ -192,21 +191,17 @@ class Entries(Maintenance):
 
     def report(self, step: Step) -> dict[str, Any]:
         """Bytes of window, lists and DRAM blocks in use, and how much of what lies in DRAM the heads attend to."""
-        found = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
-        spread = found.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=found.dtype)).tolist()
-        names = ("kept_lowest", "kept_median", "kept_highest")
-        stored = sum(len(self.table.owned[slot]) for slot in step.slots) * self.host.block_bytes
-        held = {
+        shares = torch.stack([self.shares(s, n) for s, n in zip(step.slots, step.lengths, strict=True)]).flatten()
+        lowest, median, highest = shares.quantile(torch.tensor([0.0, 0.5, 1.0], dtype=shares.dtype)).tolist()
+        return {
             "window_bytes": self.gpu.memory.bytes,
             "context_bytes": self.lists.used_bytes(),
-            "stored_bytes": stored,
-        }
-        attended = float(self.lists.shown[:, list(step.slots)].double().mean((0, 2)).sum())
-        return {
-            **held,
-            **dict(zip(names, spread, strict=True)),
-            "kept_mean": found.mean().item(),
-            "attended_host": attended,
+            "stored_bytes": sum(len(self.table.owned[slot]) for slot in step.slots) * self.host.block_bytes,
+            "kept_lowest": lowest,
+            "kept_median": median,
+            "kept_highest": highest,
+            "kept_mean": shares.mean().item(),
+            "attended_host": float(self.lists.shown[:, list(step.slots)].double().mean((0, 2)).sum()),
         }
 
     def shares(self, slot: int, length: int) -> Tensor:
@@ -293,14 +288,20 @@ class Entries(Maintenance):
 
     def _start(self, slot: int) -> None:
         """Chooses from the block that waits; the pool copies what is kept."""
-        copies, entries = self._waiting.pop(slot)
-        b, own = self._covered.get(slot, 0), self.averages.gathered(copies)
-        where = addresses(self, [self.table.owned[slot][b]])
+        weights, entries = self._waiting.pop(slot)
+        b, own = self._covered.get(slot, 0), weights.cpu()
         kept = self.keep(own, entries)
-        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, where)
+        self._leaving[slot] = self.lists.keep(slot, b * self.block, kept, own, self._addresses(slot, b))
         self._covered[slot] = b + 1
         if not self.cache.spec.fixed:  # what is read meanwhile may move in the next step
             self._leaving[slot].finish()
+
+    def _addresses(self, slot: int, b: int) -> Tensor:
+        """`[layers, kv_heads]`: where the keys of a sequence's block in DRAM begin."""
+        memories = [self.host[layer] for layer in self.numbers]
+        block, head = (memories[0].stride(i) * memories[0].element_size() for i in (0, 1))
+        base = torch.tensor([memory.data_ptr() for memory in memories]) + self.table.owned[slot][b] * block
+        return base[:, None] + torch.arange(self.cache.spec.shape.kv_heads) * head
 
     def _finish(self, slots: list[int]) -> None:
         """Blocks of these slots have left: what was chosen of them is attended from now on."""
@@ -337,8 +338,7 @@ class Entries(Maintenance):
     def _choose_later(self, slot: int, length: int) -> None:
         """Beside the steps that follow: the sequence waits, others go on. What is chosen does not depend on when."""
         self._give_up(slot)
-        devices = {shape.device for shape in self.cache.spec.layers.values() if shape.device.type == "cuda"}
-        self.choosing.due(slot, length, devices)
+        self.choosing.due(slot, length)
 
     def _begin_choice(self, slot: int, length: int) -> Choice:
         """From now on nothing that was chosen before counts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +31,7 @@ def spares(packed: bool) -> int:
     return 2 if packed else 1
 
 
-def _no_blocks() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
+NO_BLOCKS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass
@@ -41,11 +40,11 @@ class PendingAppend:
 
     lists: EntryLists
     pending: Pending[Kept] | None = None
-    which: Tensor = field(default_factory=_no_blocks)
+    which: Tensor = NO_BLOCKS
     """`[n]` lists."""
-    spare: Tensor = field(default_factory=_no_blocks)
+    spare: Tensor = NO_BLOCKS
     """Blocks that were set aside for them, one each."""
-    other: Tensor = field(default_factory=_no_blocks)
+    other: Tensor = NO_BLOCKS
     """And one more each, where the lists are in 8 bits."""
 
     def finish(self) -> None:
@@ -109,9 +108,12 @@ class EntryLists:
         self._position = torch.zeros(known, block, dtype=torch.int32)
         self._weight = torch.zeros(known, block)
         self.fixed = fixed
-        self._free = Stack()
+        self._free: list[int] = []
+        """Blocks that lists have given back; what came last goes first."""
         self._next = 0
-        self._taken = 0
+        """Blocks from here on have never been anybody's."""
+        self._have = 0
+        """Blocks that there is memory for."""
         self._lock = threading.RLock()
         """Of the blocks that nobody has: two threads may add to different lists at once."""
 
@@ -188,7 +190,7 @@ class EntryLists:
             spare[0].to(torch.int32),
             None if other is None else other.to(torch.int32),
         )
-        return PendingAppend(self, call.submit(), which, spare[0], _no_blocks() if other is None else other)
+        return PendingAppend(self, call.submit(), which, spare[0], NO_BLOCKS if other is None else other)
 
     def replace(self, lists: Tensor, columns: Tensor, blocks: Tensor) -> None:
         """Blocks take the place of those in these columns of lists; where it is -1, of none. Frees who has no place."""
@@ -202,7 +204,7 @@ class EntryLists:
     def give_back(self, blocks: Tensor) -> None:
         """Blocks that no list owns may be taken again."""
         with self._lock:
-            self._free.push(blocks)
+            self._free += blocks.tolist()
 
     def show(self, slots: list[int]) -> None:
         """From now on all that is stored of these slots is attended."""
@@ -211,9 +213,7 @@ class EntryLists:
     def spare(self) -> int:
         """Blocks that lists could still be given."""
         with self._lock:
-            room, have = self.ledger.room("host"), self._taken // self.block_bytes
-            most = self.capacity if room is None else min(self.capacity, have + room // self.block_bytes)
-            return most - self._next + len(self._free)
+            return self._limit() - self._next + len(self._free)
 
     def reserve(self, blocks: int) -> None:
         """Takes memory for so many blocks more than lists have, at once and with the pool."""
@@ -228,12 +228,8 @@ class EntryLists:
         with self._lock:
             layers, slots, heads = self.stored.shape
             ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
-            wanted, room = self._next + ahead, self.ledger.room("host")
-            have = self._taken // self.block_bytes
-            if room is not None:
-                wanted = min(wanted, have + room // self.block_bytes)
-            wanted = min(wanted, self.capacity)
-            now = wanted if most is None else min(wanted, have + most)
+            wanted = min(self._next + ahead, self._limit())
+            now = wanted if most is None else min(wanted, self._have + most)
             self._grow(now, least=most or 0, alone=most is not None)
             return now < wanted
 
@@ -244,11 +240,10 @@ class EntryLists:
         """
         with self._lock:
             layers, _, heads = self.stored.shape
-            have, room = self._taken // self.block_bytes, self.ledger.room("host")
-            spare = have - self._next + len(self._free)
-            piece = self.blocks_of_piece()
-            if have and spare < 2 * self.spares * layers * heads and (room is None or room >= piece * self.block_bytes):
-                self._grow(min(have + piece, self.capacity), piece)
+            spare, piece = self._have - self._next + len(self._free), self.blocks_of_piece()
+            wanted = min(self._have + piece, self.capacity)
+            if self._have and spare < 2 * self.spares * layers * heads and wanted <= self._limit():
+                self._grow(wanted, piece)
 
     def clear(self, slots: list[int]) -> None:
         """Forgets every entry of these slots."""
@@ -283,15 +278,10 @@ class EntryLists:
         """Positions of the entries of a list, in order."""
         return self._entries(self._position, layer, slot, head)
 
-    def weights(self, layer: int, slot: int, head: int) -> Tensor:
-        """What the entries of a list weighed when they were chosen, so that they sum to 1."""
-        found = self._entries(self._weight, layer, slot, head)
-        return found / found.sum() if len(found) else found
-
     def release(self) -> None:
         """Gives every byte back to the ledger."""
-        self.ledger.give("host", self._taken)
-        self._taken = 0
+        self.ledger.give("host", self._have * self.block_bytes)
+        self._have = 0
 
     def _entries(self, what: Tensor, layer: int, slot: int, head: int) -> Tensor:
         count = int(self.stored[layer, slot, head])
@@ -310,12 +300,18 @@ class EntryLists:
     def _take(self, count: int, alone: bool = False) -> Tensor:
         """Ids of `count` blocks, from now on somebody's."""
         with self._lock:
-            reused = min(count, len(self._free))
-            fresh = count - reused
+            left = max(0, len(self._free) - count)
+            fresh = count - (len(self._free) - left)
             self._grow(self._next + fresh, self.blocks_of_piece() if alone else 0, alone, touched=not alone)
-            ids = torch.cat([self._free.pop(reused), torch.arange(self._next, self._next + fresh)])
+            ids = torch.tensor([*self._free[left:], *range(self._next, self._next + fresh)], dtype=torch.int64)
+            del self._free[left:]
             self._next += fresh
             return ids
+
+    def _limit(self) -> int:
+        """Blocks that there can ever be memory for, as far as the budget has it now."""
+        room = self.ledger.room("host")
+        return self.capacity if room is None else min(self.capacity, self._have + room // self.block_bytes)
 
     def _grow(self, blocks: int, least: int = 0, alone: bool = False, touched: bool = True) -> None:
         """least: blocks to grow by if it grows; otherwise as many as GROWTH_BYTES holds. alone: without the pool.
@@ -325,20 +321,15 @@ class EntryLists:
         what = "Keeping the entries that matter"
         if blocks > self.capacity:
             self.ledger.refuse("host", (blocks - self._next) * self.block_bytes, what)
-        have = self._taken // self.block_bytes
-        if blocks <= have:
+        if blocks <= self._have:
             return
-        room = self.ledger.room("host")
-        wanted = max(blocks, have + (least or GROWTH_BYTES // self.block_bytes))
-        if room is not None:
-            wanted = min(wanted, have + room // self.block_bytes)
-        wanted = max(blocks, min(wanted, self.capacity))
-        self.ledger.take("host", (wanted - have) * self.block_bytes, what)
-        self._taken += (wanted - have) * self.block_bytes
-        self._memory.grow(wanted * self.block_bytes, alone, touched)
+        generous = self._have + (least or GROWTH_BYTES // self.block_bytes)
+        more = max(blocks, min(generous, self._limit())) - self._have
+        self.ledger.take("host", more * self.block_bytes, what)
+        self._have += more
+        self._memory.grow(self._have * self.block_bytes, alone, touched)
         if self.fixed:
             return
-        more = wanted - have
         self._position = torch.cat([self._position, torch.zeros(more, self.block, dtype=torch.int32)])
         self._weight = torch.cat([self._weight, torch.zeros(more, self.block)])
 
@@ -366,25 +357,3 @@ class EntryLists:
 
     def _blocks_of(self, entries: Tensor) -> Tensor:
         return -(-entries.long() // self.block)
-
-
-class Stack:
-    """Numbers of blocks. What comes last goes first; neither takes longer when there are many."""
-
-    def __init__(self) -> None:
-        self._all = _no_blocks()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def push(self, blocks: Tensor) -> None:
-        count = self._count + len(blocks)
-        if count > len(self._all):
-            self._all = torch.cat([self._all[: self._count], blocks.new_zeros(2 * count - self._count)])
-        self._all[self._count : count] = blocks
-        self._count = count
-
-    def pop(self, count: int) -> Tensor:
-        self._count -= count
-        return self._all[self._count : self._count + count].clone()

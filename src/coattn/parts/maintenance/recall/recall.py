@@ -143,10 +143,8 @@ class Recall(Maintenance):
         """
         block, digests, host = self.cache.block, cast("Digests", self.index), self.cache.host
         assert host is not None
-        for layer, shape in self.cache.spec.layers.items():
-            self.residency.forget_layer(layer, slot, 0)
-            if not full:
-                continue
+        self.residency.forget(slot, 0)
+        for layer, shape in self.cache.spec.layers.items() if full else ():
             ids = torch.tensor(host.table.owned[slot][:full], dtype=torch.int32, device=shape.device)
             tokens = torch.tensor([[full * block]], dtype=torch.int32, device=shape.device)
             listed = BlockList(ids[None, None], tokens, full * block)
@@ -155,8 +153,5 @@ class Recall(Maintenance):
             scores = digests.listed_scores(layer, q, listed, scale, sinks)
             scores[..., first:] = torch.finfo(scores.dtype).min
             chosen = scores.topk(min(self.places, full), -1).indices
-            counts = torch.full(chosen.shape[:2], chosen.shape[2], device=shape.device)
-            slots = torch.tensor([slot], device=shape.device)
-            to, numbers = self.residency.replace(layer, scores, chosen, counts, slots, counts[:, 0] > 0)
-            source = listed.table.expand(-1, to.shape[1], -1).gather(2, numbers)
-            recall(self.cache.gpu.memory[layer], host.memory[layer], to, source)
+            to = self.residency.begin(layer, slot, chosen[0])[None]
+            recall(self.cache.gpu.memory[layer], host.memory[layer], to, ids[chosen])

@@ -1,0 +1,47 @@
+"""What queries weigh of stored keys, and where a sequence's keys are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coattn.cache.kv import KVCache
+from coattn.kernels.softcap import softcap
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+def weights_over(
+    q: Tensor, keys: Tensor, scale: float, cap: float | None, reduce: Reduce, hidden: Tensor | None = None
+) -> Tensor:
+    """Softmax of q `[queries, q_heads, d]` over keys `[kv_heads, n, d]` -> `[kv_heads, n]`.
+
+    reduce: how the weights `[group, queries, n]` of the queries and heads of a KV head become one, `[n]`.
+    hidden: `[queries, n]`, what a query may not see.
+
+    Cost: `queries * group * n` scores of one KV head at a time.
+    """
+    by_head = []
+    grouped = (
+        q.float().view(len(q), keys.shape[0], -1, q.shape[-1]).permute(1, 2, 0, 3)
+    )  # [kv_heads, group, queries, d]
+    for own, rows in zip(grouped, keys, strict=True):
+        scores = own * scale @ rows.float().T  # [group, queries, n]
+        scores = softcap(scores, cap)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        by_head.append(reduce(scores.softmax(-1)))
+    return torch.stack(by_head)
+
+
+def stored_keys(cache: KVCache, layer: int, slot: int, length: int) -> Tensor:
+    """`[kv_heads, length, head_dim]`: all keys of a sequence, wherever they lie."""
+    first = cache.gpu.first(length + 1)
+    memory = cache.gpu.memory[layer]
+    ids, rows = cache.gpu.places(slot, torch.arange(first * cache.block, length))
+    keys = memory[ids.to(memory.device), :, 0, rows.to(memory.device)]
+    if first:
+        keys = torch.cat([cache.read(layer, slot, range(first))[0], keys])
+    return keys.transpose(0, 1)
