@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from coattn.auto.pool import fill
 from coattn.cache.layout.newest import NewestBlocks
 from coattn.parts.maintenance.entries.entries import Entries
 from coattn.step.runtime import LayerGroup, Runtime
@@ -85,11 +84,11 @@ def preset_sketch(group: LayerGroup, slots: Sequence[int], length: int) -> None:
         worth = index.tables[layer].worth
         worth[..., 1::2, :] = 2 * worth[..., ::2, :].normal_(std=SPREAD / math.sqrt(shape.head_dim))
         pool = index.pools[layer]
-        count = min(pool.age.shape[-1], tokens) // block * block
+        count = min(pool.places, tokens) // block * block
         chosen = torch.arange(count, device=shape.device) * max(1, tokens // max(1, count))
         rows = torch.randn(shape.kv_heads, count, shape.head_dim, dtype=shape.dtype, device=shape.device)
         for slot in slots:
-            fill(pool, slot, chosen.expand(shape.kv_heads, -1), rows, rows)
+            pool.fill(slot, chosen.expand(shape.kv_heads, -1), rows, rows)
             gpu.pooled[slot] = count // block
     index.fitted.update(dict.fromkeys(slots, length // block))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coattn.auto.pool import fill
+from coattn.auto.pool import TokenPool
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.scored_entries import ScoredEntries
 
@@ -22,7 +22,7 @@ def test_so_many_of_the_pool() -> None:
     pool = PoolTensors.make(torch.zeros(24, HEADS, 2, 8, D), 0, 3, n, 64, HEADS, packed=True)
     for slot in range(2):
         tokens = torch.stack([torch.randperm(n)[:64] for _ in range(HEADS)])
-        fill(pool, slot, tokens, torch.randn(HEADS, 64, D), torch.randn(HEADS, 64, D))
+        TokenPool(pool).fill(slot, tokens, torch.randn(HEADS, 64, D), torch.randn(HEADS, 64, D))
     tokens, seq = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([120, 40, 90], [1, 0, 2]))
     there = PoolTensors(*(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in vars(pool).values()))
     none = torch.empty(0, device=DEVICE)

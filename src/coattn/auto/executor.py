@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from coattn.auto.index import Sketch
+from coattn.auto.pool import LookUp
 from coattn.auto.select import NearWork, ScoredWork
 from coattn.kernels.attend import attend
-from coattn.kernels.attend_pool import attend_near
-from coattn.kernels.attend_scored import attend_scored
-from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.sketch import Scores
-from coattn.kernels.scored_entries import Chosen, Lanes, ScoredEntries
-from coattn.kernels.sketch import bound_scores
+from coattn.kernels.scored_entries import Lanes, ScoredEntries
 from coattn.kernels.streams import FIRST, SideStream
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
@@ -28,10 +25,6 @@ from coattn.types import Step
 MIN_SEQS_POOL_FIRST = 4
 """Sequences from which attention over pools is launched before the scan of sketches, whose end it then fills. Shorter
 scans would share the GPU with it from the start, and are waited for."""
-
-
-LookUp = Callable[[ScoredEntries, PoolTensors], Callable[[], Chosen]]
-"""Makes, beside a step, a choice of cold tokens that is looked up in place of the step's own."""
 
 
 class _Near(NamedTuple):
@@ -87,7 +80,7 @@ launched first) |
     def run(self, call: AttentionCall, work: Any) -> State:
         if isinstance(work, NearWork):
             sketch = cast("Sketch", call.index)
-            beside = self._attend_all if sketch.pools[call.layer].packed is None else self._attend_hot_beside
+            beside = self._attend_hot_beside if sketch.pools[call.layer].packed else self._attend_all
             state, self._near = beside(call, sketch, work)
             return state
         if isinstance(work, ScoredWork):
@@ -112,7 +105,7 @@ launched first) |
 
         def begin() -> tuple[Tensor, Callable[[], Split]]:
             memory = self.cache.gpu.memory[call.layer]
-            return attend_near(call.q, memory, work.blocks, pool, table.seq, call.scale, call.shape.softcap)
+            return pool.attend_near(call.q, memory, work.blocks, table.seq, call.scale, call.shape.softcap)
 
         window, rest = self._scan.run(device, begin)
         mean = self._means.run(device, lambda: sketch.means.of(call.layer, table, call.shape))
@@ -133,12 +126,11 @@ launched first) |
         assert found is not None, "NearWork comes first"
         assert found.layer == call.layer, "NearWork comes first"
         pool, memory = work.pool, self.cache.host.memory.listed(call.layer)
-        bound = bound_scores(found.scores, found.near, work.floors, pool, work.seq, whole=pool.packed is None)
+        bound = pool.bound(found.scores, found.near, work.floors, work.seq, whole=not pool.packed)
         entries = ScoredEntries(
             work.table, work.tokens, found.scores.scores, bound, found.mean, work.seq, work.sync_fetch, work.fetch
         )
-        cold = None if self.look_up is None else self.look_up(entries, pool)
-        taken = attend_scored(call.q, memory, entries, pool, call.scale, call.shape.softcap, self._lanes, cold)
+        taken = pool.attend_scored(call.q, memory, entries, call.scale, call.shape.softcap, self._lanes, self.look_up)
         self._taken[call.layer] = taken.far, taken.later, taken.cold
         self._pools.join()
         return taken.states

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from coattn.auto.pool import fill, recency, saved
+from coattn.auto.pool import TokenPool
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -19,10 +19,8 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import sum_values
-from coattn.kernels.pool_memory import PoolTensors
-from coattn.kernels.quantise.rows import PackedRows
 from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
-from coattn.kernels.sketch import flush_sketch, score_sketch
+from coattn.kernels.sketch import flush_sketch
 from coattn.part import check_count
 from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.codes.means import Means
@@ -67,7 +65,7 @@ class Sketch(BookedIndex):
     tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
     """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
     means: Means = field(init=False, repr=False)
-    pools: dict[int, PoolTensors] = field(init=False, repr=False, default_factory=dict)
+    pools: dict[int, TokenPool] = field(init=False, repr=False, default_factory=dict)
     """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
@@ -95,12 +93,19 @@ class Sketch(BookedIndex):
             (spec.seqs + 1) * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
             for s in spec.layers.values()
         )
-        slots, places = spec.seqs + 1, spec.plan.pool_blocks * config.block
-        pools = 0
-        for s in spec.layers.values():
-            pools += PoolTensors.bytes(s.kv_heads, slots, spec.tokens or FIRST_TOKENS, places, s.q_heads)
-            if spec.plan.pool_packed:
-                pools += PackedRows.bytes(slots, s.kv_heads, places, s.head_dim)
+        places = spec.plan.pool_blocks * config.block
+        pools = sum(
+            TokenPool.bytes(
+                s.kv_heads,
+                spec.seqs + 1,
+                spec.tokens or FIRST_TOKENS,
+                places,
+                s.q_heads,
+                s.head_dim,
+                spec.plan.pool_packed,
+            )
+            for s in spec.layers.values()
+        )
         return tables + pools + Means.bytes(spec.layers, spec.seqs)
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
@@ -122,7 +127,7 @@ class Sketch(BookedIndex):
         places = cache.spec.plan.pool_blocks * cache.block
         pins = min(PINNED_TOKENS, places // 4)
         self.pools = {
-            layer: PoolTensors.make(
+            layer: TokenPool.make(
                 gpu.memory[layer],
                 gpu.pools,
                 cache.spec.seqs + 1,
@@ -139,7 +144,7 @@ class Sketch(BookedIndex):
 
     def reserve(self, tokens: int) -> bool:
         """Books of the pools for sequences of so many tokens; whether they had to be made anew, all empty."""
-        if tokens <= next(iter(self.pools.values())).place_of.shape[-1]:
+        if tokens <= self.pools[next(iter(self.pools))].tokens:
             return False
         self._make_pools(2 * tokens)
         return True
@@ -198,10 +203,10 @@ class Sketch(BookedIndex):
         """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
         start, end = gpu.sinks * block, first * block
-        count = min(pool.age.shape[-1], max(0, end - start)) // block * block
+        count = min(pool.places, max(0, end - start)) // block * block
         k, v = (x[start:end].transpose(0, 1) for x in kv)
         if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
-            weight = recency(pool, slot, k.shape[1]).double()
+            weight = pool.recency(slot, k.shape[1]).double()
         elif last is None:
             weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
         else:
@@ -214,7 +219,7 @@ class Sketch(BookedIndex):
         chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
         at = chosen[..., None].expand(-1, -1, k.shape[-1])
         learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
-        fill(pool, slot, chosen, k.gather(1, at), v.gather(1, at), learn)
+        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at), learn)
         gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
@@ -223,7 +228,7 @@ class Sketch(BookedIndex):
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
-        return [saved(self.pools[layer], table.seq) for layer in layers if layer in self.pools]
+        return [self.pools[layer].saved(table.seq) for layer in layers if layer in self.pools]
 
     def recount(self, slot: int, keep: int) -> None:
         self.means.recount(self.cache, slot, keep // self.cache.block)
@@ -237,7 +242,7 @@ class Sketch(BookedIndex):
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
         words, sketcher, softcap = self.memory[layer], self.tables[layer], self.cache.spec.layers[layer].softcap
-        return score_sketch(q, words, blocks, lens, sketcher, table.seq, scale, softcap, self.pools[layer])
+        return self.pools[layer].score(q, words, blocks, lens, sketcher, table.seq, scale, softcap)
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

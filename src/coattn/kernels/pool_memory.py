@@ -41,9 +41,9 @@ class PoolTensors:
     they are chosen like tokens in DRAM, but read in GPU memory. The last slot is for padding rows. Positions count from
     the first token that a step may attend to in DRAM.
 
-    Owner: `auto.index.Sketch`. `auto.pool.fill` writes all of a slot between steps. In a decode step kernels run in
-    this order. Those of one stream follow each other; `attend_near` runs on a stream that is joined after
-    `attend_scored`, `bring` and `renew_pool` on one that is joined before the layer's next decode step.
+    Owner: `auto.pool.TokenPool`, whose `fill` writes all of a slot between steps. In a decode step kernels run in this
+    order. Those of one stream follow each other; `attend_near` runs on a stream that is joined after `attend_scored`,
+    `bring` and `renew_pool` on one that is joined before the layer's next decode step.
 
     - `score_sketch` reads place_of, bound_margin, est_lse, true_lse; writes last_margin, and of wanted tokens age and
       place_of (cold no more).
