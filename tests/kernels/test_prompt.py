@@ -11,7 +11,7 @@ from coattn.kernels.prompt import attend as attending
 from coattn.kernels.prompt.choice import measure, sample
 from coattn.kernels.prompt.kernels import KERNELS, Kernel
 from coattn.kernels.prompt.mask import Shape
-from coattn.kernels.reference.attend_causal import attend_causal
+from coattn.kernels.prompt.reference import attend_causal
 from coattn.state import AttnState
 
 MASKS = [

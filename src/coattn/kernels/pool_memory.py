@@ -118,6 +118,10 @@ class PoolTensors:
             PackedRows.make(slots, heads, places, gpu.shape[-1], device, hot) if packed else None,
         )  # fmt: skip
 
+    @property
+    def device(self) -> torch.device:
+        return self.clock.device
+
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
         books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 16)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coattn.kernels.operation import Operation
 from coattn.kernels.pool_memory import LOG2E, TOUCH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketcher, guess, unpack
 from coattn.kernels.softcap import softcap as capped
@@ -112,17 +113,13 @@ def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: PoolTensors,
     return bound
 
 
+@Operation
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
     """Codes the keys of blocks that became full in a decode step.
 
     gpu `[n, kv_heads, 2, block, d]`; block, to, seq `[rows]`: of each row its filling block, where the full one went in
     DRAM (-1: it is not full), its sequence.
     """
-    if gpu.device.type == "cuda":
-        from coattn.kernels.triton.sketch import flush_sketch as kernel
-
-        kernel(gpu, kept, block, to, seq, sketcher)
-        return
     for own, number, slot in zip(block.tolist(), to.tolist(), seq.tolist(), strict=True):
         if number >= 0:
             kept[number] = sketcher[slot].encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)

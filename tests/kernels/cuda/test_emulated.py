@@ -16,9 +16,9 @@ from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import bound_scores as bounds
 from coattn.kernels.cuda import score_digest as digests
 from coattn.kernels.cuda import score_sketch as cuda
+from coattn.kernels.digest import score_parts
 from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketcher, fit, spread_of
-from coattn.kernels.reference.pick_blocks import score_parts
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
 from coattn.units import ceil_div
 
@@ -242,7 +242,7 @@ def test_scores_of_digests(n: int, d: int, group: int, cap: float | None, slack:
     table = torch.randperm(3 * n).int().view(3, n)
     tokens = torch.tensor([n * 32 + 7, min(n, 17) * 32, 0]).int().clamp(max=n * 32)
     got = digests.score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
-    want = score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
+    want = score_parts.reference(q, kept, table, tokens, 32, 0.09, cap, slack)
     there = torch.isfinite(want.blocks)
     torch.testing.assert_close(got.blocks[there], want.blocks[there], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got.sums, want.sums, atol=1e-4, rtol=1e-4)

@@ -10,7 +10,7 @@ from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
 from coattn.kernels.quantise.kmeans import kmeans
 from coattn.kernels.quantise.nearest import Nearest, by_distances
 from coattn.kernels.quantise.pack import pack, packed_bytes, unpack
-from coattn.kernels.reference.score_pq import score_pq
+from coattn.kernels.score_pq import score_pq
 from coattn.types import LayerShape
 
 pytest.importorskip("hypothesis")

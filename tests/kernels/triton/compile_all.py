@@ -14,6 +14,7 @@ from coattn.kernels.triton import (
     attend_prompt,
     attend_scored,
     average,
+    digest,
     flush,
     handover,
     linear,
@@ -27,7 +28,6 @@ from coattn.kernels.triton import (
     read_keys,
     recall,
     renew,
-    score_digest,
     score_pq,
     token_pool,
 )
@@ -125,7 +125,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
-        score_digest._score_digest,
+        digest._score_digest,
         {
             "GROUP": 4,
             "GROUP_PAD": 16,
@@ -133,7 +133,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             "D": 128,
             "D_PAD": 128,
             "HALVES": True,
-            "PARTS": True,
             "CAP": True,
         },
     ),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coattn.kernels.prompt import Mask
-from coattn.kernels.reference.attend_causal import attend_causal
+from coattn.kernels.prompt.reference import attend_causal
 from coattn.state import AttnState, merge
 
 pytest.importorskip("triton")

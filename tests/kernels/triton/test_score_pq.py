@@ -7,7 +7,7 @@ import torch
 
 from coattn.kernels.quantise.codebook import Codebook
 from coattn.kernels.quantise.pack import pack
-from coattn.kernels.reference.score_pq import score_pq as reference
+from coattn.kernels.score_pq import score_pq
 
 pytest.importorskip("triton")
 from coattn.kernels.triton import score_pq as kernel
@@ -36,8 +36,8 @@ def test_score_pq(
     q = torch.randn(3, kv_heads * group, groups * width).to(DEVICE, dtype)
     table = torch.tensor([[3, 0, 5], [4, 0, 0], [1, 2, 0]], dtype=torch.int32, device=DEVICE)
     tokens = torch.tensor([19, 0, 16], dtype=torch.int32, device=DEVICE)
-    got = kernel.score_pq(q, kept, table, tokens, book, bits, 0.3, softcap)
-    want = reference(q, kept, table, tokens, book, bits, 0.3, softcap)
+    got = kernel.score_codes(q, kept, table, tokens, book, bits, 0.3, softcap)
+    want = score_pq.reference(q, kept, table, tokens, book, bits, 0.3, softcap)
     assert got.shape == want.shape == (3, kv_heads, group, 24)
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
     assert (got[1] == -torch.inf).all()

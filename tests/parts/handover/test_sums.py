@@ -10,7 +10,7 @@ import torch
 from coattn import native
 from coattn.kernels.native.weighted_sum import entries_of
 from coattn.kernels.quantise.values import ValueBlocks, pack_values, unpack_values
-from coattn.kernels.reference.weighted_sum import weighted_sum
+from coattn.kernels.weighted_sum import reference as weighted_sum
 from coattn.native.core import extension
 from coattn.native.entries import plan_weighted_sum
 

@@ -14,7 +14,7 @@ from coattn.cache.sinks import TurnedSinks
 from coattn.cache.snapshot import Averages, Copied, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
-from coattn.kernels.reference.append import read_rows, write_rows
+from coattn.kernels.append import read_rows, write_rows
 from coattn.kernels.upload import upload
 from coattn.types import Step
 from coattn.units import ceil_div
@@ -155,7 +155,9 @@ class RecentTokens(Layout):
         left = entries[torch.where(entries < self.first_tokens, entries, entries + length - self.count(slot)) < keep]
         for layer, shape in self.spec.layers.items():
             k, v = read_rows(self.memory[layer], *self._places_of(slot, left, shape.device))
-            write_rows(self.memory[layer], *self._places_of(slot, torch.arange(len(left)), shape.device), k, v)
+            write_rows.reference(
+                self.memory[layer], *self._places_of(slot, torch.arange(len(left)), shape.device), k, v
+            )
         self._count[slot] = len(left)
 
     def release(self) -> None:
@@ -184,7 +186,7 @@ class RecentTokens(Layout):
         stored = self.stored(slot)
         for layer, shape in self.spec.layers.items():
             k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
-            write_rows(self.memory[layer], *self._places_of(slot, stored, shape.device), k, v)
+            write_rows.reference(self.memory[layer], *self._places_of(slot, stored, shape.device), k, v)
             if self._turned is not None:
                 self._turned.keep(layer, slot, torch.arange(len(k)), k)
         return Copied(0, sum(x.nbytes for x in found.values()))

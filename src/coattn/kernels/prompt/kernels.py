@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.prompt.mask import Mask, Shape
-from coattn.kernels.reference.attend_causal import attend_causal
+from coattn.kernels.prompt.reference import attend_causal
 from coattn.state import AttnState
 
 TILES = (8192, 4096, 2048)

@@ -11,7 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.kernels.cuda import score_pq as cuda
+from coattn.kernels.cuda.top_p import largest
 from coattn.kernels.quantise.codebook import Codebook
+from coattn.kernels.score_pq import score_pq as plain
 from coattn.kernels.triton.softcap import capped
 
 
@@ -61,10 +64,27 @@ def refuses(kept: Tensor) -> str | None:
 
 
 def score_pq(
+    q: Tensor, kept: Tensor, table: Tensor, tokens: Tensor, book: Codebook | None, bits: int, scale: float,
+    softcap: float | None, top: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """See `kernels/score_pq.py`: on tensor cores where the codes have a form for it, else here; for keys PyTorch."""
+    turned = q if book is None else book.queries(q)
+    if book is not None and cuda.refuses(turned, kept, book, bits) is None:
+        return cuda.score_pq(turned, kept, table, tokens, book, bits, scale, softcap, top)
+    if book is not None and refuses(kept) is None:
+        scores = score_codes(turned, kept, table, tokens, book, bits, scale, softcap)
+    else:
+        scores = plain.reference(q, kept, table, tokens, book, bits, scale, softcap)
+    if top is not None:
+        largest(scores, tokens, top)
+    return scores
+
+
+def score_codes(
     q: Tensor, kept: Tensor, table: Tensor, tokens: Tensor, book: Codebook, bits: int, scale: float,
     softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """See the reference; table `[seqs, blocks]` int32 and contiguous, tokens `[seqs]` int32."""
+    """q in the codebook's basis; table `[seqs, blocks]` int32 and contiguous, tokens `[seqs]` int32."""
     (seqs, q_heads, _), (_, kv_heads, block, row) = q.shape, kept.shape
     group, blocks = q_heads // kv_heads, table.shape[1]
     out = torch.empty(seqs, kv_heads, group, blocks * block, dtype=torch.float32, device=q.device)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coattn.kernels.append import read_rows
 from coattn.kernels.read_keys import read_keys
-from coattn.kernels.reference.append import read_rows
 from coattn.kernels.softcap import softcap
 from coattn.parts.maintenance.entries.owner import Chosen, EntryOwner
 

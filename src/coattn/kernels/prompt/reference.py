@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coattn.kernels.softcap import softcap as capped
 from coattn.state import AttnState
 
 CHUNK = 256
@@ -41,9 +42,7 @@ def attend_causal(
             seen &= (key_position > position - window) | (key_position < sinks)
         grouped = part.view(len(part), kv_heads, q_heads // kv_heads, d)
         scores = torch.einsum("thgd,hnd->htgn", grouped, keys[:, first:end])
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~seen[None, :, None, :], -torch.inf)
+        scores = capped(scores, softcap).masked_fill(~seen[None, :, None, :], -torch.inf)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
         outs.append(torch.einsum("htgn,hnd->thgd", weights, values[:, first:end]).reshape(part.shape))
