@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +26,22 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@contextmanager
+def forced_isa(name: str) -> Iterator[None]:
+    native.force_isa(name)
+    try:
+        yield
+    finally:
+        native.force_isa(None)
+
+
+def attend(*args: Any, **options: Any) -> native.Attended:
+    return native.plan_attend(*args, **options).run()
+
+
 @pytest.fixture(params=USABLE)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with native.forced_isa(request.param):
+    with forced_isa(request.param):
         yield request.param
 
 

@@ -8,8 +8,11 @@ import threading
 
 import pytest
 import torch
+from tests.native.conftest import forced_isa
 
 from coattn import native
+from coattn.native.core import extension
+from coattn_lab.bench import core_limits
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +68,8 @@ def test_an_exception_travels_to_the_caller_and_the_pool_lives_on(threads):
     native.set_threads(threads)
     for worker in range(threads):
         with pytest.raises(RuntimeError, match=f"worker {worker} failed"):
-            native.fail_on_worker(worker)
-        native.fail_on_worker(threads)  # nobody
+            extension.fail_on_worker(worker)
+        extension.fail_on_worker(threads)  # nobody
 
 
 def test_results_after_sleeping():
@@ -76,7 +79,7 @@ def test_results_after_sleeping():
     call = small_call()
     first = call.run().out.clone()
     for _ in range(50):
-        assert len(native.job_latency(20)) == 20
+        assert len(core_limits.job_latency(20)) == 20
         assert torch.equal(call.run().out, first)
 
 
@@ -137,7 +140,7 @@ def test_kernels_can_be_forced():
     assert usable[0] == "generic"
     assert native.isa() == usable[-1]
     for name in usable:
-        with native.forced_isa(name):
+        with forced_isa(name):
             assert native.isa() == name
             assert native.attend_kernel_name("bf16", torch.bfloat16, 4)
     with pytest.raises(native.NativeError, match="There are no 'sse9' kernels") as caught:
@@ -199,25 +202,25 @@ def test_features_agree_with_the_kernel_list():
 
 
 def test_limits_are_measured():
-    assert native.stream_read_gbps(1, 1 << 22, 2) > 0.1
-    assert native.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
-    assert min(native.job_latency(20, 50, threads=2)) >= 50_000
-    assert len(native.job_latency(100, threads=2)) == 100
-    every = native.spin_gaps(0.02, 0.0, threads=2)
+    assert core_limits.stream_read_gbps(1, 1 << 22, 2) > 0.1
+    assert core_limits.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
+    assert min(core_limits.job_latency(20, 50, threads=2)) >= 50_000
+    assert len(core_limits.job_latency(100, threads=2)) == 100
+    every = core_limits.spin_gaps(0.02, 0.0, threads=2)
     assert sum(every) >= 0.02e9
     assert all(gap >= 0 for gap in every)
-    assert native.spin_gaps(0.02, 1e9, threads=2) == []
+    assert core_limits.spin_gaps(0.02, 1e9, threads=2) == []
     with pytest.raises(native.NativeError, match="cannot be gathered"):
-        native.random_gather_gbps(1, 100, 1 << 20, 1)
+        core_limits.random_gather_gbps(1, 100, 1 << 20, 1)
 
 
 def test_the_gather_limit_reads_the_kernel_s_own_blocks():
     layout = native.block_layout("int8", 32, 128)
     blocks = native.Blocks(torch.zeros(40, 2 * layout.bytes, dtype=torch.uint8), "int8", 32, 2, 128)
     table = torch.randperm(40, dtype=torch.int32).view(2, 1, 20)
-    assert native.gather_gbps(blocks, table, threads=2, repeats=2) > 0.1
+    assert core_limits.gather_gbps(blocks, table, threads=2, repeats=2) > 0.1
     table[1, 0, 3] = 40
     with pytest.raises(native.NativeError, match="Block 40 is not one of 40"):
-        native.gather_gbps(blocks, table, repeats=1)
+        core_limits.gather_gbps(blocks, table, repeats=1)
     with pytest.raises(native.NativeError, match="nothing to gather"):
-        native.gather_gbps(blocks, table[:0], repeats=1)
+        core_limits.gather_gbps(blocks, table[:0], repeats=1)

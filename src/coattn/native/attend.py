@@ -99,17 +99,3 @@ def plan_attend(
     if owners is not None:
         job.owners = owners.data_ptr()
     return Call("attend", job, result, (q, table, tokens, owners, blocks))
-
-
-def attend(
-    q: Tensor,
-    blocks: Blocks,
-    table: Tensor,
-    tokens: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    weights: bool = False,
-) -> Attended:
-    """`plan_attend(...).run()`: see there for shapes."""
-    return plan_attend(q, blocks, table, tokens, scale=scale, softcap=softcap, weights=weights).run()

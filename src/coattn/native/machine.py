@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,16 +50,6 @@ def force_isa(name: str | None) -> None:
     extension.force_isa(name or "")
 
 
-@contextmanager
-def forced_isa(name: str | None) -> Iterator[None]:
-    """`force_isa` for the body of a with statement; afterwards the best kernels are used again."""
-    force_isa(name)
-    try:
-        yield
-    finally:
-        force_isa(None)
-
-
 def attend_kernel_name(element: str, q_dtype: torch.dtype, group: int, head_size: int = 128) -> str:
     """The kernel `attend` uses for these types, `group` queries per KV head and this head size."""
     return str(extension.attend_kernel_name(elem(element), elem(element_of(q_dtype)), group, head_size))
@@ -92,6 +80,6 @@ def set_spin_us(us: int) -> None:
     extension.set_spin_us(us)
 
 
-def fail_on_worker(worker: int) -> None:
-    """A job that throws on one worker, for tests of how errors travel."""
-    extension.fail_on_worker(worker)
+def abandon_pool() -> None:
+    """Gives up the pool without waiting for it; the next call makes a new one. What it may touch must stay alive."""
+    extension.abandon_pool()

@@ -11,9 +11,8 @@ from coattn import native
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
-from coattn.kernels.native.weighted_sum import entries_of, refuses
+from coattn.kernels.native.weighted_sum import refuses, source
 from coattn.kernels.quantise.values import ValueBlocks
-from coattn.native.entries import plan_weighted_sum
 from coattn.parts.handover.mailbox import LINE_BYTES, Mailbox
 from coattn.parts.handover.thread import DEADLINE_S, MailboxThread
 from coattn.state import Split
@@ -65,8 +64,8 @@ class SumMailbox(Mailbox):
                 f"The CPU's kernels cannot take these values: {reason}.", "Use another block size, or another method."
             )
         slot, table = self._slot(self.shapes[layer]), self.table.host("host_blocks")
-        entries = native.Entries(entries_of(values), table.view(self.batch, 1, -1))
-        plan = plan_weighted_sum(self.weights, self.index, slot.count, entries, into=slot.out)
+        table = table.view(self.batch, 1, -1)
+        plan = native.plan_weighted_sum(self.weights, self.index, slot.count, source(values), table, into=slot.out)
         self._add(layer, plan, slot.post, slot.reply)
         self.slots[layer] = slot
 
