@@ -12,9 +12,10 @@ from torch import Tensor
 
 from coattn import native
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
+from coattn.native.core import elem, extension
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-USABLE = [status.name for status in native.isas() if not status.reason]
+USABLE = [name for name, reason in native.isas().items() if not reason]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -33,6 +34,11 @@ def forced_isa(name: str) -> Iterator[None]:
         yield
     finally:
         native.force_isa(None)
+
+
+def kernel_name(element: str, dtype: torch.dtype, group: int) -> str:
+    """The kernel that `attend` uses for these types and so many queries a KV head."""
+    return str(extension.attend_kernel_name(elem(element), elem(native.element_of(dtype)), group, 128))
 
 
 def attend(*args: Any, **options: Any) -> native.Attended:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.native.conftest import attend, forced_isa
+from tests.native.conftest import attend, forced_isa, kernel_name
 
 from coattn import native
 
@@ -25,7 +25,7 @@ def make(lengths, kv_heads, head_size, dtype, q_shape):
 
 def floor_of(element, q, group):
     # tiles round weights to two bf16 halves, about 2^-16; everything else is float32 throughout
-    return 3e-5 if "amx" in native.attend_kernel_name(element, q.dtype, group) else 2e-6
+    return 3e-5 if "amx" in kernel_name(element, q.dtype, group) else 2e-6
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256, 72, 40, 8])
@@ -240,7 +240,7 @@ def test_refusals(kv):
     with pytest.raises(native.NativeError, match="hold values alone"):
         native.Blocks(torch.zeros(2, 4096, dtype=torch.uint8), "int4", 32, 1, 64)
     with pytest.raises(native.NativeError, match="no attention over int4"):
-        native.attend_kernel_name("int4", torch.bfloat16, 4)
+        kernel_name("int4", torch.bfloat16, 4)
     with pytest.raises(native.NativeError, match="multiple of 8"):
         native.block_layout("bf16", 32, 60)
     with pytest.raises(native.NativeError, match="no element type"):

@@ -48,15 +48,15 @@ def attend_averaging(
         if triton.refuses(q, blocks) is None:
             scores = triton.room_for_scores(q, picked)
             state = triton.attend(q, blocks, picked, scale, softcap, stamp, scores)
-            update_on_gpu(average.values, average.keep, average.gain, average.summed, picked, scores, state.lse)
+            update_on_gpu(average, picked, scores, state.lse)
             return state
     elif native.refuses(q, blocks) is None:
         done, weights = native.attend_weighing(q, blocks, picked, scale, softcap)
-        update(average.values, average.keep, average.gain, average.summed, picked, weights)
+        update(average, picked, weights)
         return done
     done = reference(q, blocks, picked, scale, softcap)
     weights = weigh(q, blocks, picked, scale, softcap)
-    update(average.values, average.keep, average.gain, average.summed, picked, weights)
+    update(average, picked, weights)
     return done
 
 
@@ -75,11 +75,12 @@ def weigh(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: f
     return capped(scores, softcap).masked_fill(absent[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
-def update(values: Tensor, keep: float, gain: float, summed: bool, picked: BlockList, weights: Tensor) -> None:
-    """values `[n, kv_heads, block]` of the listed entries get weights `[seqs, q_heads, at least longest]`."""
+def update(average: Average, picked: BlockList, weights: Tensor) -> None:
+    """The listed entries get weights `[seqs, q_heads, at least longest]`."""
+    values = average.values
     kv_heads, block = values.shape[1], values.shape[2]
     grouped = weights.view(len(weights), kv_heads, -1, weights.shape[-1])
-    one = grouped.sum(2) if summed else grouped.amax(2)  # [seqs, kv_heads, n]
+    one = grouped.sum(2) if average.summed else grouped.amax(2)  # [seqs, kv_heads, n]
     for ids, count, own in zip(picked.table[:, 0], picked.tokens[:, 0].tolist(), one, strict=True):
         if not count:
             continue
@@ -87,4 +88,4 @@ def update(values: Tensor, keep: float, gain: float, summed: bool, picked: Block
         block_ids, rows = ids[token // block].long(), token % block
         old = values[block_ids, :, rows]
         old[-1] = 0.0
-        values[block_ids, :, rows] = keep * old + gain * own[:, :count].T.to(values.device)
+        values[block_ids, :, rows] = average.keep * old + average.gain * own[:, :count].T.to(values.device)

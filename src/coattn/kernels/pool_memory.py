@@ -132,10 +132,6 @@ class PoolTensors:
         found = self.place_of[seq.long(), :, :n]
         return (found >= 0) & (found < COLD)
 
-    def cold(self, seq: Tensor, n: int) -> Tensor:
-        """Like `hot`: the others of the pools."""
-        return self.place_of[seq.long(), :, :n] >= COLD
-
     def touch(self, seq: Tensor, wanted: Tensor) -> None:
         """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young, and are cold
         no more."""

@@ -11,11 +11,7 @@ from coattn.native.blocks import Arena, BlockLayout, Blocks, Values, block_layou
 from coattn.native.call import Call, Pending
 from coattn.native.core import ELEMENTS, NativeError, element_of
 from coattn.native.machine import (
-    CpuFeatures,
-    IsaStatus,
     abandon_pool,
-    attend_kernel_name,
-    cpu_features,
     default_threads,
     force_isa,
     isa,

@@ -18,7 +18,7 @@ from coattn.kernels.cuda import score_digest as digests
 from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.digest import score_parts
 from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
-from coattn.kernels.quantise.sketch import Scores, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
 from coattn.units import ceil_div
 
@@ -68,7 +68,8 @@ class World:
             torch.randn(KV_HEADS * group),
             torch.randn(3, KV_HEADS * group),
         )
-        self.args = (self.q, kept.contiguous(), table, self.tokens, sketcher, self.seq, d**-0.5, cap)
+        keys = Sketched(kept.contiguous(), table, self.tokens, sketcher, self.seq)
+        self.args = (self.q, keys, d**-0.5, cap)
         self.there = (torch.arange(self.n) < self.tokens[:, None])[:, None].expand(-1, KV_HEADS, -1)
 
     def both(self) -> tuple[Scores, Scores, PoolTensors]:
@@ -124,7 +125,7 @@ def test_scores_bounds_and_choices(
     pool, group, seq, there = world.pool, world.group, world.seq, world.there
     for _ in range(2):  # first without a bound, then with the first one's
         above, before = pool.bound_margin[seq.long()].clone(), pool.age.clone()
-        held, cold = pool.hot(seq, world.n), pool.cold(seq, world.n)
+        held, cold = pool.hot(seq, world.n), pool.place_of[seq.long(), :, : world.n] >= COLD
         want, got, other = world.both()
         scores = want.scores
         assert isinstance(scores, Tensor)
@@ -178,7 +179,7 @@ def test_scores_bounds_and_choices(
             used = copied(other)
             (at_once, later, near), left = world.chosen(got, own, used, now, far)
             # what is looked up is young, and cold no more
-            assert not (near & used.cold(seq, world.n)).any()
+            assert not (near & (used.place_of[seq.long(), :, : world.n] >= COLD)).any()
             assert (near | ~(cold & used.hot(seq, world.n)) | other.hot(seq, world.n)).all()
             for row, head, token in near.nonzero().tolist():
                 slot = int(seq[row])

@@ -12,7 +12,7 @@ from torch import Tensor
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.quantise.codebook import Codebook
 from coattn.kernels.quantise.pack import pack
-from coattn.kernels.score_pq import score_pq
+from coattn.kernels.score_pq import reference
 
 SOURCES = Path(nvrtc.__file__).parent
 FORMS = [
@@ -77,7 +77,7 @@ def test_scores(
         assert bits == 13
         return
     got = kernel.score_pq(q, kept, table, tokens, book, bits, 0.3, softcap, top)
-    want = score_pq.reference(q, kept, table, tokens, book, bits, 0.3, softcap)
+    want = reference(q, kept, table, tokens, book, bits, 0.3, softcap)
     for seq, n in enumerate(tokens.tolist()):
         # centroids that are whole steps are rounded once more where they are 16-bit numbers
         torch.testing.assert_close(got[seq, ..., :n], want[seq, ..., :n], atol=0.05 if eights else 2e-3, rtol=1e-2)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
-from coattn.kernels.average import update, weigh
+from coattn.kernels.average import Average, update, weigh
 from coattn.kernels.recall import recall
 from coattn.parts.select.host_tokens import list_tokens
 from coattn.state import AttnState, Split, merge
@@ -19,9 +19,9 @@ from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import attend as attend_kernel
 from coattn.kernels.triton import average as average_kernel
 from coattn.kernels.triton import linear as linear_kernel
-from coattn.kernels.triton import listed_rows as listed_rows_kernel
 from coattn.kernels.triton import merge as merge_kernel
 from coattn.kernels.triton import model as model_kernels
+from coattn.kernels.triton import read_keys as read_kernel
 from coattn.kernels.triton import recall as recall_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -112,10 +112,10 @@ def test_average(group: int, tokens: list[int], keep: float, gain: float, summed
     values = random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0]
     wanted = values.clone()
     weights = weigh(q, blocks, picked, 0.2, 20.0)
-    update(wanted, keep, gain, summed, picked, weights)
+    update(Average(wanted, keep, gain, summed), picked, weights)
     scores = attend_kernel.room_for_scores(q, picked)
     state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
-    average_kernel.update(values, keep, gain, summed, picked, scores, state.lse)
+    average_kernel.update(Average(values, keep, gain, summed), picked, scores, state.lse)
     torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
     assert not torch.equal(values, random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0])
 
@@ -180,7 +180,7 @@ def test_listed_rows(block: int, d: int, tokens: int) -> None:
     blocks = random(9, 3, 2, block, d, dtype=torch.bfloat16)
     ids = torch.randperm(9, generator=torch.Generator().manual_seed(1))[: -(-tokens // block)].to(DEVICE)
     wanted = blocks[ids].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens]
-    k, v = listed_rows_kernel.listed_rows(blocks, ids, tokens)
+    k, v = read_kernel.listed_rows(blocks, ids, tokens)
     assert torch.equal(k, wanted[0])
     assert torch.equal(v, wanted[1])
     assert k.is_contiguous()

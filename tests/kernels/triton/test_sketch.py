@@ -13,7 +13,7 @@ from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
-from coattn.kernels.quantise.sketch import WORD, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import WORD, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.scored_entries import Chosen, ScoredEntries
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.state import Split
@@ -168,10 +168,9 @@ def test_scores_and_what_is_attended(
     mean = torch.randn(rows, KV_HEADS * group, D)
     memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
-    want, want_lse, want_inside, *_ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
-    there = [x.to(DEVICE) for x in (q, words, table, tokens)]
-    places = pool.place_of.to(DEVICE)
-    got, lse, inside, *_ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, places)
+    want, want_lse, want_inside, *_ = plain.score_sketch(q, Sketched(words, table, tokens, made, seq), 0.2, cap, pool)()
+    there = Sketched(*(x.to(DEVICE) for x in (words, table, tokens)), on(DEVICE, made), seq.to(DEVICE))
+    got, lse, inside, *_ = kernel.score_sketch(q.to(DEVICE), there, 0.2, cap, copied(pool, DEVICE))
     hot = pool.hot(seq, width * BLOCK)[:, :, None]
     assert (want.masked_select(hot) == -torch.inf).all()
     real = ((torch.arange(width * BLOCK) < tokens[:, None])[:, None, None] & ~hot).expand_as(want)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import Int64, available, module
 from coattn.kernels.pool_memory import COLD, FRESH, PIECES, TOUCH, PoolTensors
-from coattn.kernels.quantise.sketch import Scan, Scores, Sketcher
+from coattn.kernels.quantise.sketch import Scan, Scores, Sketched
 from coattn.kernels.scored_entries import splits_of
 from coattn.kernels.triton.launch import follow
 from coattn.units import ceil_div
@@ -79,18 +79,9 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     }  # fmt: skip
 
 
-def weigh(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    pool: PoolTensors,
-) -> Scores:
+def weigh(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: PoolTensors) -> Scores:
     """A query as the kernels have it, before anything is scored."""
+    kept, table, tokens, sketcher, seq = keys
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
     form = constants(q, kept, table.shape[1] * kept.shape[2], softcap)
     operand = torch.empty(rows, kv_heads, words // 2, 2, 32, dtype=torch.int32, device=q.device)
