@@ -50,7 +50,7 @@ def _attend(q: Tensor, pool: PoolTensors, seq: Tensor, scale: float, softcap: fl
 
 
 def pool_rows(pool: PoolTensors, seq: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values at places `[rows, kv_heads, n]` of the pools of sequences `seq`, each with `d` channels behind."""
+    """Keys and values at places `[rows, kv_heads, n]` of the pools of sequences `seq`, like them and `d` behind."""
     assert pool.packed is not None
     found = torch.zeros(2, *places.shape, pool.packed.d)
     for row, slot in enumerate(seq.tolist()):

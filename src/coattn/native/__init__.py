@@ -9,7 +9,7 @@ Terms: a *block* is `block` tokens of all KV heads; one (block, head) holds `[K 
 from coattn.native.attend import Attended, plan_attend
 from coattn.native.blocks import Arena, BlockLayout, Blocks, Values, block_layout
 from coattn.native.call import Call, Pending
-from coattn.native.core import ELEMENTS, NativeError, element_of
+from coattn.native.core import NativeError, element_of
 from coattn.native.machine import (
     abandon_pool,
     default_threads,

@@ -19,6 +19,7 @@ from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.digest import score_parts
 from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, fit, spread_of
+from coattn.kernels.scored_entries import Chosen, ScoredEntries
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
 from coattn.units import ceil_div
 
@@ -88,8 +89,9 @@ class World:
         later = torch.full((rows, heads, SPLITS, FRESH), -1, dtype=torch.int32)
         count = torch.zeros(rows, heads, SPLITS, 3, dtype=torch.int32)
         tail = torch.full((rows, SPLITS, heads * self.group), -torch.inf)
-        cuda.choose_scored(found.scores, bound, pool, now, far, ids, later, count, tail)  # type: ignore[arg-type]
         chunk = found.scores.chunk  # type: ignore[union-attr]
+        work = ScoredEntries(self.args[1].table, self.tokens, found.scores, bound, tail, self.seq, now, far)
+        cuda.choose_scored(work, pool, Chosen(ids, later, count, self.tokens, chunk), tail)
         marks = torch.zeros(3, rows, heads, self.n, dtype=torch.bool)
         for row in range(rows):
             each = ceil_div(ceil_div(int(self.tokens[row]), chunk), SPLITS) * chunk

@@ -11,6 +11,7 @@ from tests.kernels.pools import copied
 from coattn.auto.pool import TokenPool
 from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
+from coattn.kernels.attend_pool import attend_rows, pool_rows
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.kernels.quantise.sketch import WORD, Sketched, Sketcher, fit, spread_of
@@ -138,8 +139,8 @@ def look_up(
             last = min((split + 1) * each, tokens)
             found += chosen.ids[row, head, last - some : last].tolist()
         index[row, head, : len(found)] = torch.tensor(found, dtype=torch.int64)
-    rows_there = plain_attend._looked_up(own, seq.cpu(), index)
-    out, lse = plain_attend._attend(q.cpu(), *rows_there, count, scale, softcap)
+    places = own.place_of[seq.cpu().long()].gather(2, index).long().clamp_min(0) % COLD
+    out, lse = attend_rows(q.cpu(), *pool_rows(own, seq.cpu(), places), count, scale, softcap)
     pieces.out[:, where.start], pieces.lse[:, where.start] = out.to(q.device), lse.to(q.device)
 
 

@@ -242,9 +242,10 @@ def _chosen(work: ScoredEntries, pool: PoolTensors) -> tuple[Chosen, Tensor]:
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
+    chosen = Chosen(ids, later, count, work.tokens, scores.chunk if isinstance(scores, Scan) else LOOK)
     if isinstance(scores, Scan):
-        cuda.choose_scored(scores, work.bound, pool, work.sync_fetch, work.fetch, ids, later, count, tail)
-        return Chosen(ids, later, count, work.tokens, scores.chunk), tail
+        cuda.choose_scored(work, pool, chosen, tail)
+        return chosen, tail
     _choose[(rows, kv_heads, splits)](
         work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
         work.sync_fetch, work.fetch, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1),
@@ -252,7 +253,7 @@ def _chosen(work: ScoredEntries, pool: PoolTensors) -> tuple[Chosen, Tensor]:
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
         COLD=COLD, num_warps=4,
     )  # fmt: skip
-    return Chosen(ids, later, count, work.tokens, LOOK), tail
+    return chosen, tail
 
 
 def _listed(work: ScoredEntries, pool: PoolTensors, chosen: Chosen) -> None:
