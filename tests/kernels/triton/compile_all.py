@@ -42,19 +42,8 @@ FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", 
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
-ENTRIES |= dict.fromkeys(
-    (
-        "free_ptr",
-        "incoming_ptr",
-        "num_incoming_ptr",
-        "ids_ptr",
-        "later_ptr",
-        "num_attended_ptr",
-        "age_ptr",
-        "since_ptr",
-    ),
-    "*i32",
-)
+FREE = "free_ptr incoming_ptr num_incoming_ptr ids_ptr later_ptr num_attended_ptr age_ptr since_ptr"
+ENTRIES |= dict.fromkeys(FREE.split(), "*i32")
 ENTRIES |= {"place_ptr": "*i16"}
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
@@ -123,15 +112,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (recall._recall, {"PACKED": True, **COPIED}),
     (
         digest._score_digest,
-        {
-            "GROUP": 4,
-            "GROUP_PAD": 16,
-            "ROWS": 64,
-            "D": 128,
-            "D_PAD": 128,
-            "HALVES": True,
-            "CAP": True,
-        },
+        {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "HALVES": True, "CAP": True},
     ),
     (
         pick_blocks._pick_blocks,
