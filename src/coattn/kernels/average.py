@@ -48,7 +48,7 @@ def attend_averaging(
         if triton.refuses(q, blocks) is None:
             scores = triton.room_for_scores(q, picked)
             state = triton.attend(q, blocks, picked, scale, softcap, stamp, scores)
-            update_on_gpu(average, picked, scores, state.lse)
+            update_on_gpu(average.values, average.keep, average.gain, average.summed, picked, scores, state.lse)
             return state
     elif native.refuses(q, blocks) is None:
         done, weights = native.attend_weighing(q, blocks, picked, scale, softcap)

@@ -115,7 +115,7 @@ def test_average(group: int, tokens: list[int], keep: float, gain: float, summed
     update(Average(wanted, keep, gain, summed), picked, weights)
     scores = attend_kernel.room_for_scores(q, picked)
     state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
-    average_kernel.update(Average(values, keep, gain, summed), picked, scores, state.lse)
+    average_kernel.update(values, keep, gain, summed, picked, scores, state.lse)
     torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
     assert not torch.equal(values, random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0])
 

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.average import Average
 from coattn.types import BlockList
 
 TILE = 128
@@ -45,19 +44,20 @@ def _average(
     tl.store(place, keep * old + gain * weight, mask=seen)
 
 
-def update(average: Average, picked: BlockList, scores: Tensor, lse: Tensor) -> None:
-    """scores `[seqs, q_heads, longest]`, lse `[seqs, pieces, q_heads]` of one attention.
+def update(
+    values: Tensor, keep: float, gain: float, summed: bool, picked: BlockList, scores: Tensor, lse: Tensor
+) -> None:
+    """values `[n, kv_heads, block]`; scores `[seqs, q_heads, longest]`, lse `[seqs, pieces, q_heads]` of one attention.
 
     The lists are the same for every head; the last entry of each is new.
     """
-    values = average.values
     _, kv_heads, block = values.shape
     seqs, q_heads, longest = scores.shape
     splits, group = lse.shape[1], q_heads // kv_heads
     _average[(seqs, kv_heads, triton.cdiv(longest, TILE))](
         scores, lse, picked.table, picked.tokens, values,
-        average.keep, average.gain, values.stride(0), values.stride(1),
+        keep, gain, values.stride(0), values.stride(1),
         scores.stride(0), scores.stride(1), picked.table.stride(0), picked.tokens.stride(0), q_heads,
         SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), GROUP=group,
-        GROUP_PAD=triton.next_power_of_2(group), BLOCK=block, TILE=TILE, SUMMED=average.summed, num_warps=4,
+        GROUP_PAD=triton.next_power_of_2(group), BLOCK=block, TILE=TILE, SUMMED=summed, num_warps=4,
     )  # fmt: skip
