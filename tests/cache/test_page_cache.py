@@ -17,7 +17,7 @@ from coattn.cache import prompt_buffer
 from coattn.cache.ledger import Ledger
 from coattn.cache.page_cache import MAX_CACHED_PROMPTS, PageCache
 from coattn.cache.snapshot import Snapshot
-from coattn.kernels.reference.append import read_rows
+from coattn.kernels.append import read_rows
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 

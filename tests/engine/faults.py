@@ -28,13 +28,13 @@ from tests.engine.rows import options
 from tests.hf.families import tiny
 
 import coattn
-from coattn import native
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import prefill
 from coattn.method.row import compose
 from coattn.method.table import METHODS
+from coattn.native.core import extension
 from coattn.step.running import RunningStep
 from coattn.types import Phase
 
@@ -220,7 +220,7 @@ class Scenario:
             asks = host and any(group.executor.asynchronous for group in self.runtime.groups)
             if self.disturbed and not self.played.fired and asks and self._replays():
                 self.played.fired = True
-                native.inject_fault("throw")
+                extension.inject_fault("throw")
             replay(running, captured, rows, host)
 
         return replays
@@ -373,7 +373,7 @@ def run(case: Case) -> Played | None:
         found = Scenario(case, Path(folder), disturbed=True).play()
     found.problems += [f"undisturbed: {problem}" for problem in want.problems]
     found.problems = list(dict.fromkeys(found.problems))
-    native.inject_fault("")
+    extension.inject_fault("")
     if not found.fired:
         assert not found.problems, found.problems
         return None

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from tests.engine.small import DEVICE, greedy, llm, prompt
 
-from coattn import native
 from coattn.errors import WorkerError
+from coattn.native.core import extension
 
 LONG = 100
 """Tokens of a prompt that does not fit in the window: the CPU takes part in its decode steps."""
@@ -18,7 +18,7 @@ LONG = 100
 @pytest.fixture(autouse=True)
 def _no_fault_left() -> Iterator[None]:
     yield
-    native.inject_fault("")
+    extension.inject_fault("")
 
 
 @pytest.mark.parametrize("fault", ["stall", "die", "throw"])
@@ -31,7 +31,7 @@ def test_lost_workers_cost_a_step_and_nobody_a_token(fault: str) -> None:
         handles = [engine.submit(prompt(LONG), params) for _ in range(3)]
         while len(handles[1].output().token_ids) < 5:
             engine.step()
-        native.inject_fault(fault, 6.0)
+        extension.inject_fault(fault, 6.0)
         start = time.perf_counter()
         engine.step()
         assert time.perf_counter() - start < 4.0, "long before the stall is over, however busy the machine is"
@@ -50,7 +50,7 @@ def test_who_is_alone_in_a_step_that_fails_fails_with_it() -> None:
         one, two = (engine.submit(prompt(LONG), params) for _ in range(2))
         while len(one.output().token_ids) < 5:
             engine.step()
-        native.inject_fault("throw")
+        extension.inject_fault("throw")
         result = one.result()
         assert result.finish_reason == "error"
         assert isinstance(result.error, WorkerError)
@@ -73,7 +73,7 @@ def test_a_fault_in_a_step_that_reads_and_decodes_costs_nobody_anything() -> Non
         engine.step()
         while not (reading.request.stored and engine.engine.scheduler.timer.spent == 0):
             engine.step()
-        native.inject_fault("throw")
+        extension.inject_fault("throw")
         engine.step()
         assert engine.report()["failed_steps"] == 1
         assert reading.result().token_ids == long

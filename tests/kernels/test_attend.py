@@ -7,7 +7,6 @@ import torch
 
 from coattn.kernels import attend as op
 from coattn.kernels.native import attend as native
-from coattn.kernels.reference import attend as reference
 from coattn.types import BlockList
 
 SEQS, KV_HEADS, BLOCKS = 3, 2, 7
@@ -31,7 +30,7 @@ def test_equals_the_reference(block: int, head_dim: int, dtype: torch.dtype, lis
     q, blocks, picked = call(block, head_dim, dtype, lists, queries)
     assert native.refuses(q, blocks) is None
     own = op.attend(q, blocks, picked, 0.2, None)
-    plain = reference.attend(q, blocks, picked, 0.2, None)
+    plain = op.reference(q, blocks, picked, 0.2, None)
     bound = 1e-5 if dtype is torch.float32 else 2e-3
     torch.testing.assert_close(own.out, plain.out, atol=bound, rtol=bound)
     torch.testing.assert_close(own.lse, plain.lse, atol=bound, rtol=bound)
@@ -41,9 +40,9 @@ def test_equals_the_reference(block: int, head_dim: int, dtype: torch.dtype, lis
 
 def test_soft_capping_equals_the_reference() -> None:
     q, blocks, picked = call(32, 64, torch.float32, 1, 1)
-    own, plain = op.attend(q, blocks, picked, 0.5, 3.0), reference.attend(q, blocks, picked, 0.5, 3.0)
+    own, plain = op.attend(q, blocks, picked, 0.5, 3.0), op.reference(q, blocks, picked, 0.5, 3.0)
     torch.testing.assert_close(own.out, plain.out, atol=2e-6, rtol=2e-6)
-    assert not torch.allclose(plain.out, reference.attend(q, blocks, picked, 0.5, None).out)
+    assert not torch.allclose(plain.out, op.reference(q, blocks, picked, 0.5, None).out)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_soft_capping_equals_the_reference() -> None:
 def test_what_it_refuses_goes_to_the_reference(block: int, head_dim: int, dtype: torch.dtype, reason: str) -> None:
     q, blocks, picked = call(block, head_dim, dtype, 1, 1)
     assert reason in (native.refuses(q, blocks) or "")
-    assert torch.equal(op.attend(q, blocks, picked, 0.2, None).out, reference.attend(q, blocks, picked, 0.2, None).out)
+    assert torch.equal(op.attend(q, blocks, picked, 0.2, None).out, op.reference(q, blocks, picked, 0.2, None).out)
 
 
 def test_a_strided_list_is_fine() -> None:

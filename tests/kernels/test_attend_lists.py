@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from coattn.kernels.attend import reference
 from coattn.kernels.native import attend as native
-from coattn.kernels.reference.attend import attend as reference
 from coattn.types import BlockList
 
 

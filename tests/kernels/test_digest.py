@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from coattn.kernels.reference.digest import digest, score_digest
+from coattn.kernels.digest import digest, score_digest
 
 
 def test_the_bound_holds_for_every_key_and_is_reached_by_blocks_of_one() -> None:

@@ -11,7 +11,7 @@ from coattn.kernels.prompt import attend as attending
 from coattn.kernels.prompt.choice import measure, sample
 from coattn.kernels.prompt.kernels import KERNELS, Kernel
 from coattn.kernels.prompt.mask import Shape
-from coattn.kernels.reference.attend_causal import attend_causal
+from coattn.kernels.prompt.reference import reference
 from coattn.state import AttnState
 
 MASKS = [
@@ -33,7 +33,7 @@ def test_equals_the_reference(device: torch.device, mask: Mask, tokens: int, key
         q = torch.randn(tokens, 6, 32, device=device).to(dtype)
         k, v = torch.randn(2, keys, 2, 32, device=device).to(dtype)
         got = attend_prompt(q, k, v, 0.2, mask)
-        want = attend_causal(q, k, v, 0.2, mask.softcap, mask.window, mask.sinks, after=not mask.causal)
+        want = reference(q, k, v, 0.2, mask)
         torch.testing.assert_close(got.out.float(), want.out, atol=bound, rtol=bound)
         torch.testing.assert_close(got.lse, want.lse, atol=1e-4, rtol=1e-4)
         rows, out, lse = sample(q, k, v, 0.2, mask)
@@ -57,7 +57,7 @@ def test_tiles_and_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, causal:
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask) -> AttnState:
         asked.append((len(q), len(k)))
-        return attend_causal(q, k, v, scale, None, None, after=not mask.causal)
+        return reference(q, k, v, scale, Mask(mask.causal))
 
     for where in (kernels, attending):
         monkeypatch.setattr(where, "TILES", (32, 16, 8))
@@ -67,7 +67,7 @@ def test_tiles_and_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, causal:
     monkeypatch.setattr(attending, "best", lambda _: KERNELS[-1])
     q, (k, v) = torch.randn(tokens, 6, 16), torch.randn(2, keys, 3, 16)
     got = attend_prompt(q, k, v, 0.3, Mask(causal))
-    want = attend_causal(q, k, v, 0.3, None, None, after=not causal)
+    want = reference(q, k, v, 0.3, Mask(causal))
     torch.testing.assert_close(got.out, want.out, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.lse, want.lse, atol=1e-5, rtol=1e-5)
     assert {t for t, _ in asked} <= {32, 16, 8}

@@ -7,9 +7,8 @@ import torch
 
 from coattn.kernels.native import weighted_sum as native
 from coattn.kernels.quantise.values import ValueBlocks, pack_values, unpack_values
-from coattn.kernels.reference.top_p import top_p
-from coattn.kernels.reference.weighted_sum import weighted_sum as reference
-from coattn.kernels.weighted_sum import weighted_sum
+from coattn.kernels.top_p import top_p
+from coattn.kernels.weighted_sum import reference, weighted_sum
 
 NOTHING = torch.tensor(-torch.inf)
 

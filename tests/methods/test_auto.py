@@ -15,10 +15,10 @@ from torch import Tensor
 from coattn.auto.index import Sketch
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
+from coattn.kernels.append import whole_blocks
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
 from coattn.kernels.quantise.sketch import unpack
-from coattn.kernels.reference.append import whole_blocks
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import coattn
 from coattn.errors import ConfigError
-from coattn.kernels.quantise.cluster import cluster, nearest
+from coattn.kernels.quantise.kmeans import cluster, nearest
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.types import Step

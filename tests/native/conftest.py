@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from coattn import native
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
+from coattn.native.core import elem, extension
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-USABLE = [status.name for status in native.isas() if not status.reason]
+USABLE = [name for name, reason in native.isas().items() if not reason]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -24,9 +27,27 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@contextmanager
+def forced_isa(name: str) -> Iterator[None]:
+    native.force_isa(name)
+    try:
+        yield
+    finally:
+        native.force_isa(None)
+
+
+def kernel_name(element: str, dtype: torch.dtype, group: int) -> str:
+    """The kernel that `attend` uses for these types and so many queries a KV head."""
+    return str(extension.attend_kernel_name(elem(element), elem(native.element_of(dtype)), group, 128))
+
+
+def attend(*args: Any, **options: Any) -> native.Attended:
+    return native.plan_attend(*args, **options).run()
+
+
 @pytest.fixture(params=USABLE)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with native.forced_isa(request.param):
+    with forced_isa(request.param):
         yield request.param
 
 

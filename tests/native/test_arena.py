@@ -28,9 +28,6 @@ def test_memory_is_aligned_writable_and_does_not_move(alone: bool) -> None:
     assert view[3] == 7
     assert arena.memory()[3] == 7
     assert len(arena.memory()) == arena.committed == 48 << 20
-    assert 0 <= arena.huge_bytes <= 64 << 20
-    assert arena.touch_seconds > 0
-    assert arena.register_seconds == 0
 
 
 def test_a_view_keeps_the_arena_alive() -> None:
@@ -70,7 +67,6 @@ def test_growing_to_what_is_there_changes_nothing() -> None:
 def test_a_gpu_knows_registered_memory() -> None:
     arena = native.Arena(8 << 20, torch.device("cuda"))
     arena.grow(5 << 20)
-    assert arena.register_seconds > 0
     view = arena.memory()
     assert view.is_pinned()
     there = torch.arange(100, dtype=torch.uint8, device="cuda")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.native.conftest import attend, forced_isa, kernel_name
 
 from coattn import native
 
@@ -24,7 +25,7 @@ def make(lengths, kv_heads, head_size, dtype, q_shape):
 
 def floor_of(element, q, group):
     # tiles round weights to two bf16 halves, about 2^-16; everything else is float32 throughout
-    return 3e-5 if "amx" in native.attend_kernel_name(element, q.dtype, group) else 2e-6
+    return 3e-5 if "amx" in kernel_name(element, q.dtype, group) else 2e-6
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256, 72, 40, 8])
@@ -34,7 +35,7 @@ def test_shapes(kv, isa, element, head_size):
     for group in (1, 2, 3, 5, 8, 19) if head_size in COMMON else (3, 8):
         rows, q = make(LENGTHS, 2, head_size, kv.dtypes[element], (2 * group,))
         blocks, table, tokens = kv.fill(rows, element, 32)
-        got = native.attend(q, blocks, table, tokens, weights=True)
+        got = attend(q, blocks, table, tokens, weights=True)
         for i, (k, v) in enumerate(rows):
             exact = kv.attention(q[i], k, v, torch.float64)
             plain = kv.attention(q[i], k, v, torch.float32)
@@ -54,7 +55,7 @@ def test_quantised(kv, isa, head_size):
         # keys have outlier channels with an offset, as real ones do
         rows = [(k + 4 * (torch.arange(head_size) % 16 == 3), v) for k, v in rows]
         blocks, table, tokens = kv.fill(rows, "int8", 32)
-        got = native.attend(q, blocks, table, tokens)
+        got = attend(q, blocks, table, tokens)
         for i, (k, v) in enumerate(rows):
             stored = kv.stored(blocks, table[i, 0, : -(-len(k) // 32)], len(k))
             exact = kv.attention(q[i], *stored, torch.float64)
@@ -71,7 +72,7 @@ def test_block_sizes(kv, isa, element, block):
     torch.manual_seed(block)
     rows, q = make([block, 3 * block + 1, 2 * block - 1], 2, 64, torch.float32, (6,))
     blocks, table, tokens = kv.fill(rows, element, block)
-    got = native.attend(q, blocks, table, tokens)
+    got = attend(q, blocks, table, tokens)
     for i, (k, _) in enumerate(rows):
         stored = kv.stored(blocks, table[i, 0, : -(-len(k) // block)], len(k))
         exact, plain = (kv.attention(q[i], *stored, dtype) for dtype in (torch.float64, torch.float32))
@@ -85,7 +86,7 @@ def test_query_types(kv, isa, element, q_dtype):
     rows, q = make([77], 1, 128, kv.dtypes[element], (4,))
     q = q.to(q_dtype)
     blocks, table, tokens = kv.fill(rows, element, 32)
-    got = native.attend(q, blocks, table, tokens)
+    got = attend(q, blocks, table, tokens)
     exact, plain = (kv.attention(q[0], *rows[0], dtype) for dtype in (torch.float64, torch.float32))
     kv.assert_close(got.out[0], plain[0], exact[0], floor_of(element, q, 4))
 
@@ -96,7 +97,7 @@ def test_softcap_and_scale(kv, isa, element):
     rows, q = make([0, 5, 130], 2, 128, kv.dtypes[element], (10,))
     blocks, table, tokens = kv.fill(rows, element, 32)
     options = {"scale": 0.3, "softcap": 2.5}
-    got = native.attend(q, blocks, table, tokens, **options, weights=True)
+    got = attend(q, blocks, table, tokens, **options, weights=True)
     for i, (k, v) in enumerate(rows):
         exact, plain = (kv.attention(q[i], k, v, dtype, **options) for dtype in (torch.float64, torch.float32))
         floor = floor_of(element, q, 5)
@@ -112,7 +113,7 @@ def test_query_tokens(kv, isa, q_tokens):
     for element in ("bf16", "int8"):
         rows, q = make([0, 77, 150], 1, 64, torch.bfloat16, (q_tokens, 8))
         blocks, table, tokens = kv.fill(rows, element, 32)
-        got = native.attend(q, blocks, table, tokens)
+        got = attend(q, blocks, table, tokens)
         assert got.out.shape == q.shape
         for i, (k, v) in enumerate(rows):
             if element == "int8":
@@ -130,7 +131,7 @@ def test_lists_per_head(kv, isa):
     lists = torch.stack([table[0, 0].flip(0), table[1, 0][[0, 2, 1]]])[None].contiguous()
     tokens = torch.tensor([[96, 40]], dtype=torch.int32)
     q = torch.randn(1, 6, 64)
-    got = native.attend(q, blocks, lists, tokens)
+    got = attend(q, blocks, lists, tokens)
     exact0 = kv.attention(q[0, :3], k[:, :1], v[:, :1], torch.float64)
     pick = [*range(32), *range(64, 72)]
     exact1 = kv.attention(q[0, 3:], k2[pick, 1:], v2[pick, 1:], torch.float64)
@@ -144,7 +145,7 @@ def test_nan_and_inf(kv, isa):
     k[7, 0, 3] = math.nan
     q = torch.randn(1, 4, 64)
     blocks, table, tokens = kv.fill([(k, v)], "f32", 32)
-    got = native.attend(q, blocks, table, tokens)
+    got = attend(q, blocks, table, tokens)
     assert got.out[0, :2].isnan().all()
     assert got.lse[0, :2].isnan().all()
     assert got.out[0, 2:].isfinite().all()
@@ -152,11 +153,11 @@ def test_nan_and_inf(kv, isa):
     k[:33] = -math.inf
     v = torch.randn(40, 1, 64)
     blocks, table, tokens = kv.fill([(k, v)], "f32", 32)
-    got = native.attend(torch.ones(1, 1, 64), blocks, table, tokens, weights=True)
+    got = attend(torch.ones(1, 1, 64), blocks, table, tokens, weights=True)
     torch.testing.assert_close(got.out[0, 0], v[33:].mean((0, 1)), atol=1e-6, rtol=0)
     assert (got.weights[0, 0, :33] == 0).all()
     tokens[:] = 33
-    got = native.attend(torch.ones(1, 1, 64), blocks, table, tokens, weights=True)
+    got = attend(torch.ones(1, 1, 64), blocks, table, tokens, weights=True)
     assert got.lse.item() == -math.inf
     assert (got.out == 0).all()
     assert (got.weights == 0).all()
@@ -197,8 +198,8 @@ def test_property(kv, data):
     torch.manual_seed(seed)
     rows, q = make(lengths, kv_heads, head_size, kv.dtypes[element], (kv_heads * group,))
     blocks, table, tokens = kv.fill(rows, element, block)
-    with native.forced_isa(draw(st.sampled_from(kv.usable))):
-        got = native.attend(q, blocks, table, tokens)
+    with forced_isa(draw(st.sampled_from(kv.usable))):
+        got = attend(q, blocks, table, tokens)
         floor = floor_of(element, q, group)
     for i, (k, v) in enumerate(rows):
         exact, plain = (kv.attention(q[i], k, v, dtype) for dtype in (torch.float64, torch.float32))
@@ -211,9 +212,9 @@ def test_merges_with_the_rest(kv, isa):
     torch.manual_seed(7)
     rows, q = make([160], 2, 128, torch.bfloat16, (8,))
     blocks, table, tokens = kv.fill(rows, "bf16", 32)
-    whole = native.attend(q, blocks, table, tokens)
-    a = native.attend(q, blocks, table[..., :2].contiguous(), torch.tensor([[64]], dtype=torch.int32))
-    b = native.attend(q, blocks, table[..., 2:].contiguous(), torch.tensor([[96]], dtype=torch.int32))
+    whole = attend(q, blocks, table, tokens)
+    a = attend(q, blocks, table[..., :2].contiguous(), torch.tensor([[64]], dtype=torch.int32))
+    b = attend(q, blocks, table[..., 2:].contiguous(), torch.tensor([[96]], dtype=torch.int32))
     lse = torch.logaddexp(a.lse, b.lse)
     out = a.out * (a.lse - lse).exp()[..., None] + b.out * (b.lse - lse).exp()[..., None]
     torch.testing.assert_close(out, whole.out, atol=3e-5, rtol=0)
@@ -224,22 +225,22 @@ def test_refusals(kv):
     rows, q = make([40], 2, 64, torch.float32, (4,))
     blocks, table, tokens = kv.fill(rows, "f32", 32)
     with pytest.raises(native.NativeError, match="claims 65 tokens") as caught:
-        native.attend(q, blocks, table, torch.tensor([[65]], dtype=torch.int32))
+        attend(q, blocks, table, torch.tensor([[65]], dtype=torch.int32))
     assert caught.value.hint
     with pytest.raises(native.NativeError, match="is not one of the arena's"):
-        native.attend(q, blocks, torch.full_like(table, 99), tokens)
+        attend(q, blocks, torch.full_like(table, 99), tokens)
     with pytest.raises(native.NativeError, match=r"where torch\.int32 is needed"):
-        native.attend(q, blocks, table.long(), tokens)
+        attend(q, blocks, table.long(), tokens)
     with pytest.raises(native.NativeError, match="cannot share"):
-        native.attend(q[:, :3], blocks, table, tokens)
+        attend(q[:, :3], blocks, table, tokens)
     with pytest.raises(native.NativeError, match="head size"):
-        native.attend(torch.randn(1, 4, 128), blocks, table, tokens)
+        attend(torch.randn(1, 4, 128), blocks, table, tokens)
     with pytest.raises(native.NativeError, match="too small"):
         native.Blocks(torch.zeros(2, 64, dtype=torch.uint8), "bf16", 32, 1, 64)
     with pytest.raises(native.NativeError, match="hold values alone"):
         native.Blocks(torch.zeros(2, 4096, dtype=torch.uint8), "int4", 32, 1, 64)
     with pytest.raises(native.NativeError, match="no attention over int4"):
-        native.attend_kernel_name("int4", torch.bfloat16, 4)
+        kernel_name("int4", torch.bfloat16, 4)
     with pytest.raises(native.NativeError, match="multiple of 8"):
         native.block_layout("bf16", 32, 60)
     with pytest.raises(native.NativeError, match="no element type"):
@@ -275,7 +276,7 @@ def test_scores_far_apart(kv, isa, element, shape):
                 k = k + SHAPES_OF_SCORES[shape](torch.arange(n) / max(1, n - 1))[:, None, None] * towards
             rows.append((k.bfloat16(), v.bfloat16()))
         blocks, table, tokens = kv.fill(rows, element, block)
-        got = native.attend(q, blocks, table, tokens)
+        got = attend(q, blocks, table, tokens)
         for i, (k, _) in enumerate(rows):
             ids = table[i, 0, : -(-len(k) // block)]
             exact = kv.attention(q[i], *kv.stored(blocks, ids, len(k)), torch.float64)

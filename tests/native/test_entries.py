@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tests.native.conftest import forced_isa
 
 from coattn import native
-from coattn.kernels.native.weighted_sum import entries_of
+from coattn.kernels.native.weighted_sum import source
 from coattn.kernels.quantise.values import LEVELS, ValueBlocks, pack_values
 
 pytest.importorskip("hypothesis")
@@ -39,7 +40,7 @@ def store(element, seqs, blocks, block, kv_heads, head_size):
         values = ValueBlocks.of(rows.to(ELEMENTS[element]))
     table = torch.randperm(len(rows)).int().view(seqs, 1, blocks)
     held = values.read(table[:, 0].long(), torch.float32).transpose(2, 3).flatten(1, 2)
-    return native.Entries(entries_of(values), table), held
+    return (source(values), table), held
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -49,7 +50,7 @@ def test_weighted_sum(kv, isa, element, head_size):
         entries, held = store(element, 2, 6, 32, 2, head_size)
         index, count = choose(2, 2, 170, [0, 1, 65, 150])
         weights = torch.rand(2, 2 * group, index.shape[2])
-        got = native.weighted_sum(weights, index, count, entries)
+        got = native.plan_weighted_sum(weights, index, count, *entries).run()
         for seq in range(2):
             for h in range(2 * group):
                 n, head = int(count[seq, h // group]), h // group
@@ -62,7 +63,7 @@ def test_weighted_sum(kv, isa, element, head_size):
 def test_weighted_sum_is_bit_identical():
     entries, _ = store("bf16", 1, 63, 32, 1, 64)
     index, count = choose(1, 1, 2000, [1900])
-    call = native.plan_weighted_sum(torch.rand(1, 4, 1900), index, count, entries)
+    call = native.plan_weighted_sum(torch.rand(1, 4, 1900), index, count, *entries)
     first = call.run().clone()
     for _ in range(10):
         assert torch.equal(call.run(), first)
@@ -79,19 +80,19 @@ def test_weighted_sum_property(kv, data):
     entries, held = store(element, 1, blocks, block, 1, head_size)
     index, count = choose(1, 1, blocks * block, [n])
     weights = torch.randn(1, group, index.shape[2])
-    with native.forced_isa(draw(st.sampled_from(kv.usable))):
-        got = native.weighted_sum(weights, index, count, entries)
+    with forced_isa(draw(st.sampled_from(kv.usable))):
+        got = native.plan_weighted_sum(weights, index, count, *entries).run()
     picked = held[0, index[0, 0, :n].long(), 0]
     exact = weights[0, :, :n].double() @ picked.double()
     kv.assert_close(got[0], weights[0, :, :n] @ picked, exact, floor_of(element, n))
 
 
 def test_refusals():
-    entries, _ = store("f32", 1, 2, 32, 1, 64)
-    one = torch.tensor([[1]], dtype=torch.int32)
+    (values, table), _ = store("f32", 1, 2, 32, 1, 64)
+    weights, one = torch.ones(1, 1, 1), torch.tensor([[1]], dtype=torch.int32)
     with pytest.raises(native.NativeError, match="Entry 64 is outside"):
-        native.weighted_sum(torch.ones(1, 1, 1), torch.full((1, 1, 1), 64, dtype=torch.int32), one, entries)
+        native.plan_weighted_sum(weights, torch.full((1, 1, 1), 64, dtype=torch.int32), one, values, table).run()
     with pytest.raises(native.NativeError, match="claims 2 entries"):
-        native.weighted_sum(torch.ones(1, 1, 1), one[None], one + 1, entries)
+        native.plan_weighted_sum(weights, one[None], one + 1, values, table).run()
     with pytest.raises(native.NativeError, match="is not one of the arena's"):
-        native.weighted_sum(torch.ones(1, 1, 1), one[None], one, native.Entries(entries.values, entries.table + 2))
+        native.plan_weighted_sum(weights, one[None], one, values, table + 2).run()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.native.conftest import attend, forced_isa
 from torch import Tensor
 
 from coattn import native
@@ -283,7 +284,7 @@ def test_instruction_sets_write_the_same_lists(kv) -> None:  # type: ignore[no-u
     for name in kv.usable:
         torch.manual_seed(5)
         world = World(32, 72)
-        with native.forced_isa(name):
+        with forced_isa(name):
             for _ in range(6):
                 world.keep(some(32, 72), torch.rand(LISTS, 32) < 0.3)
         memories.append(world.memory)
@@ -299,7 +300,7 @@ def test_attention_over_lists_is_attention_over_their_rows(isa: str, kv) -> None
     q = torch.randn(1, 4 * LISTS, 64)
     blocks = native.Blocks(world.memory, "int8", 32, LISTS, 64, single=True)
     table, tokens = world.lists.table[None].contiguous(), world.lists.stored[None].contiguous()
-    done = native.attend(q, blocks, table, tokens)
+    done = attend(q, blocks, table, tokens)
     for i in range(LISTS):
         ids = table[0, i, : -(-int(tokens[0, i]) // 32)].long()
         own = unpack_blocks(world.memory[ids], 32, 64, torch.float32).transpose(0, 1).flatten(1, 2)

@@ -8,8 +8,11 @@ import threading
 
 import pytest
 import torch
+from tests.native.conftest import forced_isa, kernel_name
 
 from coattn import native
+from coattn.native.core import extension
+from coattn_lab.bench import core_limits
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +68,8 @@ def test_an_exception_travels_to_the_caller_and_the_pool_lives_on(threads):
     native.set_threads(threads)
     for worker in range(threads):
         with pytest.raises(RuntimeError, match=f"worker {worker} failed"):
-            native.fail_on_worker(worker)
-        native.fail_on_worker(threads)  # nobody
+            extension.fail_on_worker(worker)
+        extension.fail_on_worker(threads)  # nobody
 
 
 def test_results_after_sleeping():
@@ -76,7 +79,7 @@ def test_results_after_sleeping():
     call = small_call()
     first = call.run().out.clone()
     for _ in range(50):
-        assert len(native.job_latency(20)) == 20
+        assert len(core_limits.job_latency(20)) == 20
         assert torch.equal(call.run().out, first)
 
 
@@ -133,35 +136,35 @@ def test_a_forked_child_gets_a_pool_of_its_own():
 
 
 def test_kernels_can_be_forced():
-    usable = [s.name for s in native.isas() if not s.reason]
+    usable = [name for name, reason in native.isas().items() if not reason]
     assert usable[0] == "generic"
     assert native.isa() == usable[-1]
     for name in usable:
-        with native.forced_isa(name):
+        with forced_isa(name):
             assert native.isa() == name
-            assert native.attend_kernel_name("bf16", torch.bfloat16, 4)
+            assert kernel_name("bf16", torch.bfloat16, 4)
     with pytest.raises(native.NativeError, match="There are no 'sse9' kernels") as caught:
         native.force_isa("sse9")
     assert "generic" in caught.value.hint
 
 
-@pytest.mark.parametrize("status", native.isas(), ids=lambda s: s.name)
-def test_forcing_what_the_machine_lacks_is_refused_with_the_reason(status):
-    if not status.reason:
-        pytest.skip(f"this machine has {status.name}")
+@pytest.mark.parametrize(("name", "reason"), native.isas().items())
+def test_forcing_what_the_machine_lacks_is_refused_with_the_reason(name, reason):
+    if not reason:
+        pytest.skip(f"this machine has {name}")
     with pytest.raises(native.NativeError) as caught:
-        native.force_isa(status.name)
-    assert status.reason in caught.value.sentence
+        native.force_isa(name)
+    assert reason in caught.value.sentence
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not native.cpu_features().avx512, reason="nothing to hide")
+@pytest.mark.skipif(not extension.cpu_features()["avx512"], reason="nothing to hide")
 def test_hidden_kernels_are_refused_and_named():
     """COATTN_HIDE_ISA stands in for a machine that lacks them."""
     environment = os.environ | {"COATTN_HIDE_ISA": "amx,avx512"}
     code = (
-        "from coattn import native\n"
-        "print(native.isa(), native.attend_kernel_name('bf16', __import__('torch').bfloat16, 8), sep='|')\n"
+        "from coattn import native; from coattn.native.core import elem, extension\n"
+        "print(native.isa(), extension.attend_kernel_name(elem('bf16'), elem('bf16'), 8, 128), sep='|')\n"
         "try: native.force_isa('amx')\n"
         "except native.NativeError as error: print(error.sentence, error.hint, sep='|')"
     )
@@ -182,42 +185,17 @@ def test_hidden_kernels_are_refused_and_named():
         assert uses["numbers"]["choice"] == "float32"
 
 
-@pytest.mark.skipif(not native.cpu_features().amx, reason="nothing to hide")
+@pytest.mark.skipif(not extension.cpu_features()["amx"], reason="nothing to hide")
 def test_hiding_one_set_leaves_the_others():
-    code = "from coattn import native; print(native.isa(), dict(native.isas())['amx'])"
+    code = "from coattn import native; print(native.isa(), native.isas()['amx'])"
     environment = os.environ | {"COATTN_HIDE_ISA": "amx"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout.strip() == "avx512 COATTN_HIDE_ISA hides it"
 
 
 def test_features_agree_with_the_kernel_list():
-    features = native.cpu_features()
-    reasons = {s.name: s.reason for s in native.isas()}
-    assert (reasons["avx2"] == "") == features.avx2
-    assert (reasons["avx512"] == "") == (features.avx512 and features.avx512_bf16 and features.avx512_vnni)
-    assert bool(features.amx_reason) != features.amx
-
-
-def test_limits_are_measured():
-    assert native.stream_read_gbps(1, 1 << 22, 2) > 0.1
-    assert native.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
-    assert min(native.job_latency(20, 50, threads=2)) >= 50_000
-    assert len(native.job_latency(100, threads=2)) == 100
-    every = native.spin_gaps(0.02, 0.0, threads=2)
-    assert sum(every) >= 0.02e9
-    assert all(gap >= 0 for gap in every)
-    assert native.spin_gaps(0.02, 1e9, threads=2) == []
-    with pytest.raises(native.NativeError, match="cannot be gathered"):
-        native.random_gather_gbps(1, 100, 1 << 20, 1)
-
-
-def test_the_gather_limit_reads_the_kernel_s_own_blocks():
-    layout = native.block_layout("int8", 32, 128)
-    blocks = native.Blocks(torch.zeros(40, 2 * layout.bytes, dtype=torch.uint8), "int8", 32, 2, 128)
-    table = torch.randperm(40, dtype=torch.int32).view(2, 1, 20)
-    assert native.gather_gbps(blocks, table, threads=2, repeats=2) > 0.1
-    table[1, 0, 3] = 40
-    with pytest.raises(native.NativeError, match="Block 40 is not one of 40"):
-        native.gather_gbps(blocks, table, repeats=1)
-    with pytest.raises(native.NativeError, match="nothing to gather"):
-        native.gather_gbps(blocks, table[:0], repeats=1)
+    features = extension.cpu_features()
+    reasons = native.isas()
+    assert (reasons["avx2"] == "") == features["avx2"]
+    assert (reasons["avx512"] == "") == (features["avx512"] and features["avx512_bf16"] and features["avx512_vnni"])
+    assert bool(features["amx_reason"]) != features["amx"]

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from coattn.kernels.digest import Scores
 from coattn.kernels.lists import Rows
-from coattn.kernels.reference.pick_blocks import Scores
 from coattn.parts.index.digests import Digests
 from coattn.parts.maintenance.recall.recall import Recall
 from coattn.step.runtime import LayerGroup

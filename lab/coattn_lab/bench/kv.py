@@ -11,6 +11,7 @@ from coattn.cache.blocks import BlockMemory
 from coattn.kernels.native.attend import source
 from coattn.kernels.quantise.pack import pack
 from coattn.step.runtime import Runtime
+from coattn_lab.bench.core_limits import gather_gbps
 
 if TYPE_CHECKING:
     from coattn.baselines.infinigen.index import PartialKeys
@@ -92,6 +93,6 @@ def dram_gbps(runtime: Runtime, slots: int, tokens: int) -> float | None:
     threads, layers = native.default_threads(), list(host.spec.layers)
     seconds_per_gb = []
     for _ in range(PASSES):
-        rates = [native.gather_gbps(source(host.memory.listed(layer)), table, threads, repeats=1) for layer in layers]
+        rates = [gather_gbps(source(host.memory.listed(layer)), table, threads, repeats=1) for layer in layers]
         seconds_per_gb.append(sum(1 / rate for rate in rates) / len(rates))
     return 1 / min(seconds_per_gb)

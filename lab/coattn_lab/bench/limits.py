@@ -8,6 +8,7 @@ import torch
 
 from coattn import native
 from coattn.cache.host_memory import host_memory
+from coattn_lab.bench import core_limits
 
 GPU_BYTES = 4 << 30
 HOST_BYTES = 2 << 30
@@ -25,8 +26,8 @@ def measure(device: torch.device, host_bytes: int = HOST_BYTES) -> dict[str, Any
     """GB/s: HBM read; PCIe by one large copy, and by a kernel that gathers blocks; DRAM gathered, and front to back."""
     threads = native.default_threads()
     found: dict[str, Any] = {
-        "dram_gbps": native.random_gather_gbps(threads, 16384, host_bytes),
-        "dram_stream_gbps": native.stream_read_gbps(threads, host_bytes),
+        "dram_gbps": core_limits.random_gather_gbps(threads, 16384, host_bytes),
+        "dram_stream_gbps": core_limits.stream_read_gbps(threads, host_bytes),
         "threads": threads,
         "hbm_gbps": None,
         "pcie_gbps": None,

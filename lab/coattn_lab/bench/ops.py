@@ -15,7 +15,8 @@ from torch.nn import functional
 from coattn import native
 from coattn.kernels.quantise.blocks import pack_blocks
 from coattn.kernels.quantise.values import pack_values, row_bytes
-from coattn.native.values import Values
+from coattn.native import Values
+from coattn_lab.bench import core_limits
 from coattn_lab.bench.timing import Disturbance, in_turn, median_seconds, spread
 
 BLOCK = 32
@@ -189,7 +190,7 @@ def _beside_reading(case: Case, timed: Timed, work: Work, seconds: float) -> tup
     """Seconds of a call, GB/s of only reading, the share of that."""
 
     def reading() -> float:
-        return native.gather_gbps(work.blocks, work.table, case.threads, repeats=1)
+        return core_limits.gather_gbps(work.blocks, work.table, case.threads, repeats=1)
 
     pairs = in_turn(timed.call, reading, seconds)
     shares = [timed.nbytes / taken / 1e9 / limit for taken, limit in pairs]
@@ -199,7 +200,7 @@ def _beside_reading(case: Case, timed: Timed, work: Work, seconds: float) -> tup
 
 def _between_readings(case: Case, timed: Timed, work: Work, seconds: float) -> tuple[float, float, float]:
     def reading() -> float:
-        return native.random_gather_gbps(case.threads, timed.piece, work.kv_bytes, repeats=3)
+        return core_limits.random_gather_gbps(case.threads, timed.piece, work.kv_bytes, repeats=3)
 
     before, taken = reading(), median_seconds(timed.call, seconds)
     limit = max(before, reading())
@@ -240,7 +241,7 @@ def weighted_sum(work: Work, group: int) -> Timed:
     index = index.sort(-1).values.int().view(SEQS, KV_HEADS, chosen)
     count = torch.full((SEQS, KV_HEADS), chosen, dtype=torch.int32)
     weights = torch.rand(SEQS, KV_HEADS * group, chosen, generator=generator)
-    plan = native.plan_weighted_sum(weights, index, count, native.Entries(work.values, work.table))
+    plan = native.plan_weighted_sum(weights, index, count, work.values, work.table)
     dtype = TORCH.get(work.element)
     row = row_bytes(work.element, work.head_size) if dtype is None else work.head_size * dtype.itemsize
     return Timed(plan.run, SEQS * KV_HEADS * chosen * row, -(-row // LINE) * LINE, SEQS * chosen, None, 0, None)
@@ -264,9 +265,9 @@ def latency(threads: int, jobs: int) -> dict[str, Any]:
     native.set_threads(threads)
     native.threads()  # starts the pool, so that its threads are counted from the start
     try:
-        empty = spread(native.job_latency(jobs, threads=threads))
+        empty = spread(core_limits.job_latency(jobs, threads=threads))
         before = Disturbance.now()
-        busy = spread(native.job_latency(jobs, BUSY_US, threads))
+        busy = spread(core_limits.job_latency(jobs, BUSY_US, threads))
         disturbance = asdict(Disturbance.now().since(before))
         return {
             "threads": threads,
@@ -282,7 +283,7 @@ def latency(threads: int, jobs: int) -> dict[str, Any]:
 def still(threads: int, seconds: float) -> dict[str, float]:
     """How long threads that do nothing but look at the clock stood still: the floor under any job's longest time."""
     before = Disturbance.now()
-    gaps = native.spin_gaps(seconds, GAP_US, threads)
+    gaps = core_limits.spin_gaps(seconds, GAP_US, threads)
     return {
         "seconds": seconds,
         "max_us": max(gaps, default=0) / 1e3,
@@ -294,7 +295,7 @@ def still(threads: int, seconds: float) -> dict[str, float]:
 @cache
 def streaming_limit(threads: int, nbytes: int) -> float:
     """GB/s of reading memory front to back."""
-    return native.stream_read_gbps(threads, nbytes)
+    return core_limits.stream_read_gbps(threads, nbytes)
 
 
 def _lazy(work: Work, q: Tensor) -> Callable[[], object]:

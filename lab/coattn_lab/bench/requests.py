@@ -16,7 +16,8 @@ from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.random_model import weight_bytes
-from coattn.native import default_threads, stream_read_gbps
+from coattn.native import default_threads
+from coattn_lab.bench.core_limits import stream_read_gbps
 from coattn_lab.bench.drift import Drift, noise_for
 from coattn_lab.bench.drive import drive_scores, picks_by_digests
 from coattn_lab.bench.limits import hbm_gbps

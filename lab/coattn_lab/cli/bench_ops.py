@@ -76,7 +76,7 @@ def plan(options: dict[str, Any], native: Any, bench_ops: Any) -> list[Any]:
     """Every case that was asked for; names that do not exist are refused."""
     kernels, dtypes = options["kernels"].split(","), options["dtypes"].split(",")
     isas = options["isas"].split(",") if options["isas"] else [native.isa()]
-    reasons = dict(native.isas())
+    reasons = native.isas()
     for what, names, known in (
         ("kernel", kernels, bench_ops.KERNELS),
         ("dtype", dtypes, DTYPES),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
+from coattn.kernels.digest import CHUNK, Scores
 from coattn.kernels.lists import Rows
-from coattn.kernels.reference.pick_blocks import CHUNK, Scores
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.parts.maintenance.recall.recall import Recall

@@ -19,7 +19,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import sum_values
-from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.sketch import flush_sketch
 from coattn.part import check_count
 from coattn.parts.index.base import BookedIndex
@@ -241,8 +241,8 @@ class Sketch(BookedIndex):
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
-        words, sketcher, softcap = self.memory[layer], self.tables[layer], self.cache.spec.layers[layer].softcap
-        return self.pools[layer].score(q, words, blocks, lens, sketcher, table.seq, scale, softcap)
+        keys = Sketched(self.memory[layer], blocks, lens, self.tables[layer], table.seq)
+        return self.pools[layer].score(q, keys, scale, self.cache.spec.layers[layer].softcap)
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

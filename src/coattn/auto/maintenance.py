@@ -16,8 +16,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
-from coattn.kernels.pool_form import has_form
-from coattn.kernels.quantise.rows import HOT, PackedRows
+from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index

@@ -12,7 +12,7 @@ from coattn.kernels.attend_scored import attend_scored
 from coattn.kernels.pool_memory import COLD, LONG_AGO, NEVER, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.quantise.rows import HOT, PackedRows
-from coattn.kernels.quantise.sketch import Scores, Sketcher
+from coattn.kernels.quantise.sketch import Scores, Sketched
 from coattn.kernels.scored_entries import Chosen, Lanes, ScoredEntries, Taken
 from coattn.kernels.sketch import bound_scores, score_sketch
 from coattn.kernels.token_pool import bring, renew_pool
@@ -80,19 +80,9 @@ class TokenPool:
 
     # the verbs of a decode step; `seq` `[rows]` int32 are the slots of its rows
 
-    def score(
-        self,
-        q: Tensor,
-        words: Tensor,
-        blocks: Tensor,
-        lens: Tensor,
-        sketcher: Sketcher,
-        seq: Tensor,
-        scale: float,
-        softcap: float | None,
-    ) -> Callable[[], Scores]:
+    def score(self, q: Tensor, keys: Sketched, scale: float, softcap: float | None) -> Callable[[], Scores]:
         """Scores of q `[rows, q_heads, d]` against sketches, to be called for; see `score_sketch`."""
-        return score_sketch(q, words, blocks, lens, sketcher, seq, scale, softcap, self._tensors)
+        return score_sketch(q, keys, scale, softcap, self._tensors)
 
     def attend_near(
         self, q: Tensor, gpu: Tensor, listed: BlockList, seq: Tensor, scale: float, softcap: float | None

@@ -12,11 +12,11 @@ from coattn.cache import available
 from coattn.cache.host_memory import host_memory, layer_views
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
-from coattn.kernels.current import current
+from coattn.kernels.append import whole_blocks
 from coattn.kernels.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.kernels.quantise.values import ValueBlocks
 from coattn.kernels.recall import recall
-from coattn.kernels.reference.append import whole_blocks
+from coattn.kernels.streams import current
 from coattn.kernels.upload import upload
 from coattn.types import LayerShape, Tier
 from coattn.units import format_bytes

@@ -1,1 +1,1 @@
-"""Operations on tensors: one file per stem, dispatched by device; `reference/` holds the plain meaning of each."""
+"""Operations on tensors: one file per stem, dispatched by device; its plain meaning stands there (`operation.py`)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from coattn.kernels import flash
 from coattn.kernels.native import attend as native
-from coattn.kernels.reference import attend as reference
+from coattn.kernels.softcap import softcap as capped
 from coattn.state import AttnState, Split
 from coattn.types import BlockList
 
@@ -17,7 +18,7 @@ def attend(
     """q `[seqs, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]` -> attention over the listed entries.
 
     Few queries: the C++ kernels in host memory, but for shapes they refuse; Triton on a GPU. Many queries of one
-    sequence: the kernels of `ops/prompt`. Elsewhere: the reference.
+    sequence: the kernels of `kernels/prompt`. Elsewhere: the reference.
     stamp: where Triton's kernel leaves the time of its end.
     """
     if q.device.type == "cuda":
@@ -31,4 +32,32 @@ def attend(
         return flash.attend(q, blocks, picked, scale)
     elif native.refuses(q, blocks) is None:
         return native.attend(q, blocks, picked, scale, softcap)
-    return reference.attend(q, blocks, picked, scale, softcap)
+    return reference(q, blocks, picked, scale, softcap)
+
+
+def reference(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> AttnState:
+    """The meaning of `attend`: out like q, lse without d.
+
+    Every query sees every listed entry: the entries lie before the step's own tokens. Cost: copies the listed blocks.
+    """
+    seqs, queries, q_heads, d = q.shape
+    kv_heads, block = blocks.shape[1], blocks.shape[3]
+    used = -(-picked.longest // block)
+    if not used:
+        return AttnState.empty(q)
+    lists = picked.table[:, :, :used].expand(-1, kv_heads, -1).long()
+    heads = torch.arange(kv_heads, device=blocks.device)[None, :, None]
+    # ids past a sequence's last block may be anything: read block 0 there, the mask hides it
+    offsets = torch.arange(used * block, device=blocks.device)
+    tokens = picked.tokens.expand(-1, kv_heads)
+    lists = lists.where(offsets[::block] < tokens[..., None], 0)
+    entries = blocks[lists, heads].to(torch.float32)  # [seqs, kv_heads, used, 2, block, d]
+    k, v = (entries[:, :, :, i].flatten(2, 3) for i in (0, 1))
+
+    grouped = q.to(torch.float32).view(seqs, queries, kv_heads, q_heads // kv_heads, d)
+    scores = torch.einsum("sqhgd,shnd->shqgn", grouped * scale, k)
+    scores = capped(scores, softcap).masked_fill(offsets >= tokens[:, :, None, None, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    out = torch.einsum("shqgn,shnd->sqhgd", weights, v).reshape(q.shape)
+    return AttnState(out, lse.permute(0, 2, 1, 3).reshape(seqs, queries, q_heads))

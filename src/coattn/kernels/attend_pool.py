@@ -10,7 +10,7 @@ from torch import Tensor
 from coattn.kernels.attend import attend
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.softcap import softcap as capped
-from coattn.state import AttnState, Split
+from coattn.state import Split
 from coattn.types import BlockList
 
 
@@ -32,27 +32,43 @@ def attend_near(
     window = found.merged() if isinstance(found, Split) else found
 
     def pools() -> Split:
-        own = _attend(q[:, 0], pool, seq, scale, softcap)
+        out, lse = _attend(q, pool, seq, scale, softcap)
         pool.true_lse[seq.long()] = -torch.inf
-        pool.true_lse[seq.long(), 0] = own.lse[:, 0]
-        return Split(torch.cat([window.out, own.out], 1), torch.cat([window.lse, own.lse], 1))
+        pool.true_lse[seq.long(), 0] = lse
+        return Split(torch.cat([window.out, out[:, None]], 1), torch.cat([window.lse, lse[:, None]], 1))
 
     return window.lse, pools
 
 
-def _attend(q: Tensor, pool: PoolTensors, seq: Tensor, scale: float, softcap: float | None) -> AttnState:
-    rows, (_, kv_heads), d = pool.packed, pool.clock.shape, q.shape[-1]
+def _attend(q: Tensor, pool: PoolTensors, seq: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+    rows = pool.packed
     assert rows is not None
-    out, lse = torch.zeros(q.shape), torch.full(q.shape[:-1], -torch.inf)
-    asked = q.float().view(len(q), kv_heads, -1, d)
+    # the slot for padding rows has no memory for any
+    count = rows.count[seq.long()]
+    listed = rows.listed[seq.long().clamp_max(len(rows.listed) - 1), :, : int(count.max())].long()
+    return attend_rows(q, *pool_rows(pool, seq, listed), count, scale, softcap)
+
+
+def pool_rows(pool: PoolTensors, seq: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values at places `[rows, kv_heads, n]` of the pools of sequences `seq`, like them and `d` behind."""
+    assert pool.packed is not None
+    found = torch.zeros(2, *places.shape, pool.packed.d)
     for row, slot in enumerate(seq.tolist()):
-        for head in range(kv_heads):
-            count = int(rows.count[slot, head])
-            if not count:  # the slot for padding rows has no memory for any
-                continue
-            k, v = rows.rows(slot, head, rows.listed[slot, head, :count].long())
-            scores = capped(asked[row, head] @ k.T * scale, softcap)
-            own = slice(head * len(scores), (head + 1) * len(scores))
-            lse[row, own] = scores.logsumexp(-1)
-            out[row, own] = scores.softmax(-1) @ v
-    return AttnState(out[:, None], lse[:, None])
+        for head in range(places.shape[1]) if slot < len(pool.clock) - 1 else ():
+            found[0, row, head], found[1, row, head] = pool.packed.rows(slot, head, places[row, head])
+    return found[0], found[1]
+
+
+def attend_rows(
+    q: Tensor, keys: Tensor, values: Tensor, count: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """q `[rows, 1, q_heads, d]` over the first `count` `[rows, kv_heads]` of keys and values `[rows, kv_heads, n, d]`:
+    output `[rows, q_heads, d]` and lse."""
+    (rows, _, q_heads, d), (kv_heads, longest) = q.shape, keys.shape[1:3]
+    used = torch.arange(longest) < count[..., None]
+    grouped = q[:, 0].float().view(rows, kv_heads, -1, d)
+    exact = capped(torch.einsum("rhgd,rhnd->rhgn", grouped, keys) * scale, softcap)
+    exact = exact.masked_fill(~used[:, :, None], -torch.inf)
+    lse = exact.logsumexp(-1) if longest else exact.new_full(exact.shape[:-1], -torch.inf)
+    weights = (exact - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    return torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d), lse.view(rows, q_heads)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coattn.kernels.attend_pool import attend_rows, pool_rows
 from coattn.kernels.pool_memory import COLD, FRESH, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
 from coattn.kernels.scored_entries import Chosen, Lanes, ScoredEntries, Taken
-from coattn.kernels.softcap import softcap as capped
 from coattn.state import Split
 
 
@@ -46,10 +46,11 @@ def attend_scored(
     assert isinstance(scores, Tensor)
     index, count = _front(chosen.at_once)
     keys, values = (x.to(pool.gpu.dtype).float() for x in _gather(index, memory, work.table))
-    states = [_attend(q, keys, values, count, scale, softcap)]
+    states = [attend_rows(q, keys, values, count, scale, softcap)]
     if pool.packed is not None:
         near, lying = _front(chosen.cold)
-        states.append(_attend(q, *_looked_up(pool, work.seq, near), lying, scale, softcap))
+        places = pool.place_of[work.seq.long()].gather(2, near).long().clamp_min(0) % COLD
+        states.append(attend_rows(q, *pool_rows(pool, work.seq, places), lying, scale, softcap))
         pool.touch(work.seq, chosen.cold)
     else:
         lying = torch.zeros_like(count)
@@ -75,31 +76,6 @@ def _front(marks: Tensor) -> tuple[Tensor, Tensor]:
     count = marks.sum(-1, dtype=torch.int32)
     longest = int(count.max()) if count.numel() else 0
     return marks.int().argsort(dim=-1, descending=True, stable=True)[..., :longest], count
-
-
-def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, count: Tensor, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Over the first `count` of keys and values `[rows, kv_heads, n, d]`: output and lse."""
-    (rows, _, q_heads, d), (kv_heads, longest) = q.shape, keys.shape[1:3]
-    used = torch.arange(longest) < count[..., None]
-    grouped = q[:, 0].float().view(rows, kv_heads, -1, d)
-    exact = capped(torch.einsum("rhgd,rhnd->rhgn", grouped, keys) * scale, softcap)
-    exact = exact.masked_fill(~used[:, :, None], -torch.inf)
-    lse = exact.logsumexp(-1) if longest else exact.new_full(exact.shape[:-1], -torch.inf)
-    weights = (exact - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
-    return torch.einsum("rhgn,rhnd->rhgd", weights, values).reshape(rows, q_heads, d), lse.view(rows, q_heads)
-
-
-def _looked_up(pool: PoolTensors, seq: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of tokens `[rows, kv_heads, n]` as the pools of sequences `seq` have them."""
-    assert pool.packed is not None
-    found = torch.zeros(2, *index.shape, pool.packed.d)
-    for row, slot in enumerate(seq.tolist()):
-        for head in range(index.shape[1]) if slot < len(pool.clock) - 1 else ():
-            places = pool.place_of[slot, head, index[row, head].long()].long().clamp_min(0) % COLD
-            found[0, row, head], found[1, row, head] = pool.packed.rows(slot, head, places)
-    return found[0], found[1]
 
 
 class _Chosen(NamedTuple):

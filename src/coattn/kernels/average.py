@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from coattn.kernels.attend import reference
 from coattn.kernels.native import attend as native
-from coattn.kernels.reference import attend as reference
-from coattn.kernels.reference.average import update, weigh
+from coattn.kernels.softcap import softcap as capped
 from coattn.state import AttnState, Split
 from coattn.types import BlockList
 
@@ -51,9 +52,40 @@ def attend_averaging(
             return state
     elif native.refuses(q, blocks) is None:
         done, weights = native.attend_weighing(q, blocks, picked, scale, softcap)
-        update(average.values, average.keep, average.gain, average.summed, picked, weights)
+        update(average, picked, weights)
         return done
-    done = reference.attend(q, blocks, picked, scale, softcap)
+    done = reference(q, blocks, picked, scale, softcap)
     weights = weigh(q, blocks, picked, scale, softcap)
-    update(average.values, average.keep, average.gain, average.summed, picked, weights)
+    update(average, picked, weights)
     return done
+
+
+def weigh(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None) -> Tensor:
+    """q `[seqs, 1, q_heads, d]` over lists that all heads share -> softmax weights `[seqs, q_heads, longest]`."""
+    seqs, _, q_heads, d = q.shape
+    kv_heads, block = blocks.shape[1], blocks.shape[3]
+    used = -(-picked.longest // block)
+    offsets = torch.arange(used * block, device=blocks.device)
+    absent = offsets >= picked.tokens[:, :1]
+    ids = picked.table[:, 0, :used].long().masked_fill(absent[:, ::block], 0)
+    keys = blocks[ids][:, :, :, 0].float()  # [seqs, used, kv_heads, block, d]
+    keys = keys.transpose(1, 2).reshape(seqs, kv_heads, -1, d)
+    grouped = q.float().view(seqs, kv_heads, -1, d) * scale
+    scores = (grouped @ keys.transpose(2, 3)).view(seqs, q_heads, -1)
+    return capped(scores, softcap).masked_fill(absent[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+def update(average: Average, picked: BlockList, weights: Tensor) -> None:
+    """The listed entries get weights `[seqs, q_heads, at least longest]`."""
+    values = average.values
+    kv_heads, block = values.shape[1], values.shape[2]
+    grouped = weights.view(len(weights), kv_heads, -1, weights.shape[-1])
+    one = grouped.sum(2) if average.summed else grouped.amax(2)  # [seqs, kv_heads, n]
+    for ids, count, own in zip(picked.table[:, 0], picked.tokens[:, 0].tolist(), one, strict=True):
+        if not count:
+            continue
+        token = torch.arange(count, device=values.device)
+        block_ids, rows = ids[token // block].long(), token % block
+        old = values[block_ids, :, rows]
+        old[-1] = 0.0
+        values[block_ids, :, rows] = average.keep * old + average.gain * own[:, :count].T.to(values.device)

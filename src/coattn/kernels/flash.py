@@ -58,7 +58,7 @@ def rows(blocks: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     program for every stride, and the strides of this form are the same for any number of tokens.
     """
     if blocks.device.type == "cuda":
-        from coattn.kernels.triton.listed_rows import listed_rows
+        from coattn.kernels.triton.read_keys import listed_rows
 
         return listed_rows(blocks, ids, tokens)
     found = blocks.permute(2, 1, 0, 3, 4)[:, :, ids].flatten(2, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coattn.kernels.operation import Operation
 from coattn.kernels.quantise.values import LEVELS, ValueBlocks, pack_values
 
 
@@ -23,13 +24,9 @@ def flush_values(gpu: Tensor, values: ValueBlocks, block: Tensor, flush_to: Tens
         values.memory[flush_to[full].long()] = made.to(values.memory.device, values.memory.dtype)
 
 
+@Operation
 def sum_values(gpu: Tensor, sums: Tensor, block: Tensor, flush_to: Tensor, seq: Tensor) -> None:
     """Values of blocks that are full now, and their number, to `sums[seq]` `[seqs + 1, kv_heads, d + 1]` float32."""
-    if gpu.device.type == "cuda":
-        from coattn.kernels.triton.flush import sum_values as kernel
-
-        kernel(gpu, sums, block, flush_to, seq)
-        return
     full = (flush_to >= 0).nonzero()[:, 0]
     if len(full):
         values = gpu[block[full].long()][:, :, 1].float()

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from coattn.kernels.noted_case import NotedCase
+from coattn.kernels.operation import Operation
 
 
+@dataclass(frozen=True)
+class NotedCase:
+    """Float32 numbers at a fixed place. q, out: `[group, d]`; attended, left: `[group]`; kv: `[2, block, d]`."""
+
+    flat: Tensor
+    group: int
+    d: int
+    block: int
+
+    @staticmethod
+    def zeros(group: int, d: int, block: int, device: torch.device, pinned: bool = False) -> NotedCase:
+        size = 2 * group * d + 2 * group + 2 * block * d
+        flat = torch.zeros(size, device=device, pin_memory=pinned)
+        return NotedCase(flat, group, d, block)
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, out, attended, left, kv."""
+        g, d = self.group, self.d
+        q, out, attended, left, kv = torch.split(self.flat, [g * d, g * d, g, g, 2 * self.block * d])
+        return q.view(g, d), out.view(g, d), attended, left, kv.view(2, self.block, d)
+
+
+@Operation
 def note_case(
-    into: NotedCase,
-    choice: Tensor,
-    layer: int,
     q: Tensor,
     out: Tensor,
     near: Tensor,
     far: Tensor,
     memory: Tensor,
     block: Tensor,
+    into: NotedCase,
+    choice: Tensor,
+    layer: int,
 ) -> None:
     """Writes `into` if `choice` `[3]` int32, (layer, row, KV head), names this layer.
 
@@ -25,11 +50,6 @@ def note_case(
     the last of `far` that of what was left out; memory `[n, kv_heads, 2, block, d]`; block `[rows]` int32: the block of
     each row that fills.
     """
-    if q.device.type == "cuda":
-        from coattn.kernels.triton.note_case import note_case as kernel
-
-        kernel(into, choice, layer, q, out, near, far, memory, block)
-        return
     chosen, row, head = choice.tolist()
     if chosen != layer:
         return

@@ -1,35 +1,57 @@
-"""`pick_blocks`: the best blocks of each KV head, split by where they lie, in one kernel."""
+"""`pick_blocks`: the best blocks of each KV head, and which of them are resident."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from coattn.kernels.digest import Scores
 from coattn.kernels.lists import Lists, Residents, Rows
-from coattn.kernels.reference.pick_blocks import Scores
-from coattn.kernels.reference.pick_blocks import pick_blocks as reference
-from coattn.kernels.reference.pick_blocks import score_parts as score_reference
-
-__all__ = ["Scores", "pick_blocks", "score_parts"]
+from coattn.kernels.operation import Operation
 
 
-def score_parts(
-    q: Tensor, digests: Tensor, rows: Rows, block: int, scale: float, softcap: float | None, slack: float
-) -> Scores:
-    """q `[seqs, q_heads, d]` against the digests of the blocks that may be picked; see the reference."""
-    if q.device.type == "cuda":
-        from coattn.kernels.cuda import score_digest as cuda
-        from coattn.kernels.triton import score_digest as triton
-
-        kernel = cuda.score_parts if cuda.refuses(q, digests) is None else triton.score_parts
-        return kernel(q, digests, rows.host_blocks, rows.host_lens, block, scale, softcap, slack)
-    return score_reference(q, digests, rows.host_blocks, rows.host_lens, block, scale, softcap, slack)
-
-
+@Operation
 def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
-    """Fills `lists` by these scores; see the reference."""
-    if scores.blocks.device.type == "cuda":
-        from coattn.kernels.triton.pick_blocks import pick_blocks as kernel
+    """A KV head picks its first `pool.sinks` blocks and as many of the highest scores (`Scores.of_heads`) as
+    `lists.chosen` has room for, of equal ones the older. Every resident block is listed as near, picked or not.
+    """
+    seqs, heads, _, n = scores.blocks.shape
+    count, block = lists.chosen.shape[-1], pool.block
+    blocks = (rows.host_lens // block)[:, None, None]
+    there = torch.arange(n, device=rows.host_blocks.device) < blocks
+    values = scores.of_heads(there, pool.sinks)
+    order = (
+        values.sort(dim=-1, descending=True, stable=True)
+        .indices[..., :count]
+        .masked_fill(torch.arange(min(count, n), device=values.device) >= blocks, n)
+    )
+    chosen = order.sort(-1).values
+    real = chosen < n
+    number = chosen.where(real, 0)
+    held = pool.held[rows.seq.long()]
+    match = (number[..., None] == held[..., None, :]) & real[..., None]
+    resident = match.any(-1)
+    missing = real & ~resident
+    ids = rows.host_blocks[:, None].expand(-1, heads, -1).gather(2, number)
+    _write(lists.chosen[:seqs], number.int(), real)
+    _write(lists.host[:seqs], ids, missing)
+    lists.host_lens[:seqs] = (missing.sum(-1) * block).int()
+    places = held.shape[-1]
+    present = (held >= 0) & (held < blocks)
+    place = torch.arange(places, device=held.device).expand_as(held)
+    at = pool.first + rows.seq.long()[:, None, None] * places + place
+    window = rows.gpu_blocks[:, None].expand(-1, heads, -1)
+    some = torch.arange(window.shape[-1], device=at.device) * block < rows.gpu_lens[:, None, None]
+    _write(lists.gpu[:seqs], torch.cat([at, window], -1).int(), torch.cat([present, some.expand_as(window)], -1))
+    lists.gpu_lens[:seqs] = present.sum(-1) * block + rows.gpu_lens[:, None]
+    lists.wanted[:seqs] = -torch.inf
+    lists.wanted[:seqs, :, : number.shape[-1]] = values.gather(-1, number).masked_fill(~missing, -torch.inf)
+    worth = values.gather(-1, held.long().clamp(0, n - 1)).masked_fill(~present, -torch.inf)
+    lists.worth[:seqs] = worth.masked_fill(match.any(-2), torch.inf)
 
-        kernel(scores, rows, pool, lists)
-    else:
-        reference(scores, rows, pool, lists)
+
+def _write(out: Tensor, values: Tensor, wanted: Tensor) -> None:
+    """The wanted ones of values `[.., m]`, in order, to the front of out `[.., at least as many]`; the rest stays."""
+    kept = wanted.nonzero(as_tuple=True)
+    place = (wanted.cumsum(-1) - 1)[kept]
+    out[kept[0], kept[1], place] = values[kept].to(out.dtype).to(out.device)

@@ -118,6 +118,10 @@ class PoolTensors:
             PackedRows.make(slots, heads, places, gpu.shape[-1], device, hot) if packed else None,
         )  # fmt: skip
 
+    @property
+    def device(self) -> torch.device:
+        return self.clock.device
+
     @staticmethod
     def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
         books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 16)
@@ -127,10 +131,6 @@ class PoolTensors:
         """`[rows, kv_heads, n]`: tokens of the pools of sequences `seq` that a step attends to without being asked."""
         found = self.place_of[seq.long(), :, :n]
         return (found >= 0) & (found < COLD)
-
-    def cold(self, seq: Tensor, n: int) -> Tensor:
-        """Like `hot`: the others of the pools."""
-        return self.place_of[seq.long(), :, :n] >= COLD
 
     def touch(self, seq: Tensor, wanted: Tensor) -> None:
         """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young, and are cold

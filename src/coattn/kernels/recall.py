@@ -1,18 +1,24 @@
-"""`recall`: blocks from DRAM into the pool of resident ones."""
+"""`recall`: blocks from DRAM into a pool in GPU memory, each KV head its own."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from coattn.kernels.quantise.blocks import PackedBlocks
-from coattn.kernels.reference.recall import recall as reference
+from coattn.kernels.operation import Operation
+from coattn.kernels.quantise.blocks import PackedBlocks, as_blocks, unpack_blocks
 
 
+@Operation
 def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor) -> None:
-    """See the reference. gpu `[n, kv_heads, 2, block, d]`, to, source `[seqs, kv_heads, m]`; negative: nothing."""
-    if gpu.device.type == "cuda":
-        from coattn.kernels.triton.recall import recall as kernel
+    """Block `source[s, h, i]` of `host` `[n, kv_heads, 2, block, d]`, KV head h, becomes block `to[s, h, i]` of `gpu`.
 
-        kernel(gpu, host, to, source)
-    else:
-        reference(gpu, host, to, source)
+    to, source: `[seqs, kv_heads, m]` on the device of `gpu`; negative in `to`: nothing. No two share a place. Those of
+    `host` may be in 8 bits, `[n, kv_heads, bytes]`.
+    """
+    heads = (to >= 0).nonzero()[:, 1]
+    ids, wanted = to[to >= 0].long(), source[to >= 0].long()
+    block, d = gpu.shape[3:]
+    blocks = as_blocks(host, block, d)
+    memory = blocks if isinstance(blocks, Tensor) else blocks.memory
+    found = memory[wanted.to(memory.device), heads.to(memory.device)].to(gpu.device)
+    gpu[ids, heads] = found if isinstance(blocks, Tensor) else unpack_blocks(found, block, d, gpu.dtype)

@@ -7,41 +7,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coattn.kernels.operation import Operation
 from coattn.kernels.pool_memory import LOG2E, TOUCH, PoolTensors
-from coattn.kernels.quantise.sketch import Scores, Sketcher, guess, unpack
+from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, guess, unpack
 from coattn.kernels.softcap import softcap as capped
 
 
 def score_sketch(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    pool: PoolTensors,
+    q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: PoolTensors
 ) -> Callable[[], Scores]:
-    """q `[rows, q_heads, d]` against kept `[blocks, kv_heads, block, words]` int32 of listed blocks; to be called for
-    the scores, on another stream if that is better.
+    """q `[rows, q_heads, d]` against keys, to be called for the scores, on another stream if that is better.
 
-    table `[rows, blocks]`, tokens, seq `[rows]` int32; sketcher: of every sequence, by `seq`. pool: which entries are
-    attended to in it; the highest scores are noted there, and which of its tokens are wanted, by the last bound. On a
-    GPU scores may be a `Scan`.
+    pool: which entries are attended to in it; the highest scores are noted there, and which of its tokens are wanted,
+    by the last bound. On a GPU scores may be a `Scan`.
     """
     if q.device.type == "cuda":
         from coattn.kernels.cuda import score_sketch as cuda
 
-        if cuda.refuses(q, kept, pool) is None:
+        if cuda.refuses(q, keys.kept, pool) is None:
             # before attention takes all of the GPU: what waits for it is longer
-            weighed = cuda.weigh(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)
+            weighed = cuda.weigh(q, keys, scale, softcap, pool)
             return lambda: cuda.score(weighed, pool)
 
+    kept, table, tokens, _, seq = keys
     off = pool.off(seq)  # before the pools are attended again
 
     def score() -> Scores:
-        found = _score(q, kept, table, tokens, sketcher, seq, scale, softcap, pool)._replace(off=off)
+        found = _score(q, keys, scale, softcap, pool)._replace(off=off)
         scores, n = found.scores, table.shape[1] * kept.shape[2]
         assert isinstance(scores, Tensor)
         above = pool.bound_margin[seq.long()]
@@ -59,21 +51,12 @@ def score_sketch(
     return score
 
 
-def _score(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    pool: PoolTensors,
-) -> Scores:
+def _score(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: PoolTensors) -> Scores:
     if q.device.type == "cuda":
         from coattn.kernels.triton.sketch import score_sketch as kernel
 
-        return kernel(q, kept, table, tokens, sketcher, seq, scale, softcap, pool.place_of)
+        return kernel(q, keys, scale, softcap, pool)
+    kept, table, tokens, sketcher, seq = keys
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
@@ -112,17 +95,13 @@ def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: PoolTensors,
     return bound
 
 
+@Operation
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
     """Codes the keys of blocks that became full in a decode step.
 
     gpu `[n, kv_heads, 2, block, d]`; block, to, seq `[rows]`: of each row its filling block, where the full one went in
     DRAM (-1: it is not full), its sequence.
     """
-    if gpu.device.type == "cuda":
-        from coattn.kernels.triton.sketch import flush_sketch as kernel
-
-        kernel(gpu, kept, block, to, seq, sketcher)
-        return
     for own, number, slot in zip(block.tolist(), to.tolist(), seq.tolist(), strict=True):
         if number >= 0:
             kept[number] = sketcher[slot].encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)

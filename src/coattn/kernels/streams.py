@@ -1,8 +1,9 @@
-"""A stream for what runs beside the layers of a decode step."""
+"""Where kernels are launched: the device, and a stream for what runs beside the layers of a decode step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,11 @@ T = TypeVar("T")
 
 FIRST = -1
 """The priority of what a step waits for, where attention runs beside it."""
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels inside this block run on the device: those that are compiled here do not ask where their tensors lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class SideStream:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coattn.kernels.operation import Operation
 from coattn.kernels.pool_memory import COLD, FRESH, NEVER, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
 from coattn.kernels.quantise.rows import PackedRows
 
 
+@Operation
 def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
     """Tokens that are to come: out of memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales
     in GPU memory, into their places.
@@ -17,11 +19,6 @@ def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: 
     table: `[rows, blocks]` int32, memory's blocks of each sequence; seq: `[rows]` int32. On a GPU: Triton,
     by a few programs, so that there is room for what runs beside them.
     """
-    if seq.device.type == "cuda":
-        from coattn.kernels.triton.token_pool import bring as kernel
-
-        kernel(pool, memory, table, seq)
-        return
     block = pool.gpu.shape[3]
     for row, slot in enumerate(seq.tolist()):
         if slot == len(pool.clock) - 1:
@@ -33,23 +30,13 @@ def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: 
             pool.put(slot, head, to, *found.to(pool.gpu.dtype).unbind(1))
 
 
+@Operation
 def renew_pool(pool: PoolTensors, seq: Tensor) -> None:
     """After a step: what came has its places, the places wanted longest ago are the next to be given away, and of a
     pool in 8 bits those wanted lately are listed.
 
     seq: `[rows]` int32, the slots of the step. On a GPU: CUDA C++, or Triton where that cannot be compiled.
     """
-    if seq.device.type == "cuda":
-        from coattn.kernels.cuda import nvrtc
-        from coattn.kernels.cuda import renew_pool as cuda
-
-        if nvrtc.available(seq.device):
-            cuda.renew_pool(pool, seq)
-            return
-        from coattn.kernels.triton.token_pool import renew_pool as kernel
-
-        kernel(pool, seq)
-        return
     for slot in seq.tolist():
         if slot == len(pool.clock) - 1:
             continue

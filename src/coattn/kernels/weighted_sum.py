@@ -7,7 +7,6 @@ from torch import Tensor
 
 from coattn.kernels.native import weighted_sum as native
 from coattn.kernels.quantise.values import ValueBlocks
-from coattn.kernels.reference import weighted_sum as reference
 
 
 def weighted_sum(weights: Tensor, index: Tensor, count: Tensor, values: Tensor | ValueBlocks, table: Tensor) -> Tensor:
@@ -24,5 +23,27 @@ def weighted_sum(weights: Tensor, index: Tensor, count: Tensor, values: Tensor |
         # every listed block once, in the order of the table
         plain = blocks.read(table.long().flatten(), torch.float32)
         table = torch.arange(table.numel(), dtype=torch.int32).view_as(table)
-        return reference.weighted_sum(weights, index, count, plain, table)
-    return reference.weighted_sum(weights, index, count, blocks.memory, table)
+        return reference(weights, index, count, plain, table)
+    return reference(weights, index, count, blocks.memory, table)
+
+
+def reference(weights: Tensor, index: Tensor, count: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    """weights `[seqs, q_heads, n]` over values `[blocks, kv_heads, block, d]` -> `[seqs, q_heads, d]` float32.
+
+    index `[seqs, kv_heads, n]` positions, of which the first `count` `[seqs, kv_heads]` are in use; position p of
+    sequence s lies in row `p % block` of block `table[s, 0, p // block]`.
+    """
+    used = torch.arange(index.shape[-1], device=index.device) < count[..., None]
+    rows = gather_rows(index.where(used, 0), values, table).where(used[..., None], 0)
+    seqs, kv_heads, n = index.shape
+    grouped = weights.view(seqs, kv_heads, weights.shape[1] // kv_heads, n)
+    grouped = grouped.where(used[:, :, None], 0)  # what lies past the count may be anything
+    return torch.einsum("shxn,shnd->shxd", grouped, rows).flatten(1, 2)
+
+
+def gather_rows(index: Tensor, rows: Tensor, table: Tensor) -> Tensor:
+    """rows `[blocks, kv_heads, block, d]` at positions `[seqs, kv_heads, n]` -> `[seqs, kv_heads, n, d]` float32."""
+    block, position = rows.shape[2], index.long()
+    ids = table.long().expand(-1, index.shape[1], -1).gather(2, position // block)
+    heads = torch.arange(index.shape[1], device=index.device)[None, :, None]
+    return rows[ids, heads, position % block].float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,42 +18,6 @@ class Attended(NamedTuple):
     out: Tensor
     lse: Tensor
     weights: Tensor | None
-
-
-def _attend_job(
-    q: Tensor,
-    kv_heads: int,
-    scale: float | None,
-    softcap: float,
-    max_tokens: int | None,
-    into: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Any, Attended]:
-    check(q.dim() in (3, 4), f"q has {q.dim()} dimensions.", "[seqs, q_heads, head_size] or with q_tokens second.")
-    check_tensor("q", q, [None] * q.dim())
-    q4 = q if q.dim() == 4 else q.unsqueeze(1)
-    seqs, q_tokens, q_heads, head_size = q4.shape
-    check(
-        kv_heads > 0 and q_heads % kv_heads == 0,
-        f"{q_heads} query heads cannot share {kv_heads} KV heads.",
-        "q_heads must be a multiple of kv_heads.",
-    )
-    if into is None:
-        into = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:-1], dtype=torch.float32)
-    out, lse = into
-    check_tensor("out", out, list(q.shape), torch.float32)
-    check_tensor("lse", lse, list(q.shape[:-1]), torch.float32)
-    weights = None if max_tokens is None else torch.empty(*q.shape[:-1], max_tokens, dtype=torch.float32)
-    job = extension.AttendJob()
-    job.seqs, job.q_tokens, job.q_heads, job.kv_heads, job.head_size = seqs, q_tokens, q_heads, kv_heads, head_size
-    job.q, job.q_elem = q.data_ptr(), elem(element_of(q.dtype))
-    job.q_seq, job.q_token, job.q_head = q4.stride(0), q4.stride(1), q4.stride(2)
-    job.scale = head_size**-0.5 if scale is None else scale
-    check(softcap >= 0, f"softcap {softcap} is negative.", "Use 0 for none.")
-    job.softcap = softcap
-    job.out, job.lse = out.data_ptr(), lse.data_ptr()
-    if weights is not None:
-        job.weights, job.max_tokens = weights.data_ptr(), weights.shape[-1]
-    return job, Attended(out, lse, weights)
 
 
 def plan_attend(
@@ -81,35 +45,43 @@ def plan_attend(
     The result is float32, normalised, with natural-log lse; an empty list gives (0, -inf). Repeated runs on a pool of
     the same size are bit-identical. Cost: each key and value is read once.
     """
-    seqs = q.shape[0]
+    check(q.dim() in (3, 4), f"q has {q.dim()} dimensions.", "[seqs, q_heads, head_size] or with q_tokens second.")
+    check_tensor("q", q, [None] * q.dim())
+    q4, kv_heads = q if q.dim() == 4 else q.unsqueeze(1), blocks.kv_heads
+    seqs, q_tokens, q_heads, head_size = q4.shape
     check(table.dim() == 3, f"table has {table.dim()} dimensions.", "[seqs, table_heads, max_blocks].")
     check_tensor("table", table, [seqs if owners is None else None, None, None], torch.int32)
     heads, max_blocks = table.shape[1], table.shape[2]
-    check_table_heads(heads, blocks.kv_heads)
+    check_table_heads(heads, kv_heads)
     check_tensor("tokens", tokens, [table.shape[0], heads], torch.int32)
     if owners is not None:
         check_tensor("owners", owners, [seqs], torch.int32)
-    have, want = q.shape[-1], blocks.head_size
-    check(have == want, f"q has head size {have}, the blocks {want}.", "Use queries and blocks of one model.")
-    longest = max_blocks * blocks.block if weights else None
-    job, result = _attend_job(q, blocks.kv_heads, scale, softcap, longest, into)
+    want = blocks.head_size
+    check(head_size == want, f"q has head size {head_size}, the blocks {want}.", "Use queries and blocks of one model.")
+    check(
+        kv_heads > 0 and q_heads % kv_heads == 0,
+        f"{q_heads} query heads cannot share {kv_heads} KV heads.",
+        "q_heads must be a multiple of kv_heads.",
+    )
+    check(softcap >= 0, f"softcap {softcap} is negative.", "Use 0 for none.")
+    if into is None:
+        into = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:-1], dtype=torch.float32)
+    out, lse = into
+    check_tensor("out", out, list(q.shape), torch.float32)
+    check_tensor("lse", lse, list(q.shape[:-1]), torch.float32)
+    job = extension.AttendJob()
     blocks.fill(job)
+    job.seqs, job.q_tokens, job.q_heads, job.kv_heads, job.head_size = seqs, q_tokens, q_heads, kv_heads, head_size
+    job.q, job.q_elem = q.data_ptr(), elem(element_of(q.dtype))
+    job.q_seq, job.q_token, job.q_head = q4.stride(0), q4.stride(1), q4.stride(2)
+    job.scale, job.softcap = head_size**-0.5 if scale is None else scale, softcap
+    job.out, job.lse = out.data_ptr(), lse.data_ptr()
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
     job.tokens = tokens.data_ptr()
+    found = None
+    if weights:
+        found = torch.empty(*q.shape[:-1], max_blocks * blocks.block, dtype=torch.float32)
+        job.weights, job.max_tokens = found.data_ptr(), found.shape[-1]
     if owners is not None:
         job.owners = owners.data_ptr()
-    return Call("attend", job, result, (q, table, tokens, owners, blocks))
-
-
-def attend(
-    q: Tensor,
-    blocks: Blocks,
-    table: Tensor,
-    tokens: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    weights: bool = False,
-) -> Attended:
-    """`plan_attend(...).run()`: see there for shapes."""
-    return plan_attend(q, blocks, table, tokens, scale=scale, softcap=softcap, weights=weights).run()
+    return Call("attend", job, Attended(out, lse, found), (q, table, tokens, owners, blocks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +54,6 @@ class Arena:
     def __init__(self, budget_bytes: int, device: torch.device | None = None) -> None:
         self._arena = extension.Arena(budget_bytes, device is not None)
         self._device, self._pieces = device, list[int]()
-        self.touch_seconds = self.register_seconds = 0.0
         if device is not None:
             # the arena is kept until its memory is no longer registered
             weakref.finalize(self, _unregister, self._pieces, self._arena, device).atexit = False
@@ -70,11 +68,6 @@ class Arena:
         """Bytes that are mapped, and so may be read."""
         return int(self._arena.committed())
 
-    @property
-    def huge_bytes(self) -> int:
-        """Bytes that the system backs with huge pages."""
-        return int(self._arena.huge_bytes())
-
     def grow(self, nbytes: int, alone: bool = False, touched: bool = True) -> None:
         """Makes at least `nbytes` of the budget ready; those that are ready stay where they are.
 
@@ -83,14 +76,11 @@ class Arena:
 
         What one call adds is registered in one piece: the GPU's copy engine does not cross from one into the next.
         """
-        before, start = self.committed, time.perf_counter()
+        before = self.committed
         self._arena.grow(nbytes, alone, touched)
-        self.touch_seconds += time.perf_counter() - start
         if self._device is not None and self.committed > before:
-            start = time.perf_counter()
             _register(self.base + before, self.committed - before, self._device)
             self._pieces.append(self.base + before)
-            self.register_seconds += time.perf_counter() - start
 
     def memory(self) -> Tensor:
         """`[committed]` uint8 over the mapped bytes; keeps the arena alive."""
@@ -171,3 +161,29 @@ class Blocks:
         job.num_blocks = self.num_blocks
         job.block = self.block
         job.elem = elem(self.element)
+
+
+@dataclass(frozen=True)
+class Values(Blocks):
+    """Values `[blocks, kv_heads, block, head_size]`, rows packed; of int8 and int4, blocks `[blocks, kv_heads, bytes]`.
+
+    For calls that read no keys.
+    """
+
+    def __post_init__(self) -> None:
+        rows = self.memory
+        if rows.dim() == 4:
+            packed = rows.stride(3) == 1 and rows.stride(2) == self.head_size
+        else:
+            packed = rows.stride(2) == 1 and rows.shape[2] >= self.layout.bytes
+        check(packed, "The rows of a block of values do not follow each other.", "Call contiguous().")
+
+    @property
+    def layout(self) -> BlockLayout:
+        return block_layout(self.element, self.block, self.head_size, keys=False)
+
+    def fill(self, job: Any) -> None:
+        size = self.memory.element_size()
+        job.base = self.memory.data_ptr()
+        job.block_stride, job.head_stride = self.memory.stride(0) * size, self.memory.stride(1) * size
+        job.num_blocks, job.block, job.elem = self.num_blocks, self.block, elem(self.element)

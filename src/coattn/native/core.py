@@ -43,9 +43,6 @@ def check_sources(folder: Path, built: str | None) -> None:
 check_sources(Path(__file__).with_name("csrc"), getattr(extension, "source_hash", None))
 extension.set_error_type(NativeError)
 
-ELEMENTS: tuple[str, ...] = tuple(extension.elems)
-"""Element types of blocks: `f32`, `bf16`, `f16`, `int8`; of blocks of values alone `int4` too."""
-
 _ELEMENT_OF_DTYPE = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -58,9 +55,9 @@ def element_of(dtype: torch.dtype) -> str:
 
 
 def elem(element: str) -> int:
-    """The extension's number of an element type."""
+    """The extension's number of an element type: `f32`, `bf16`, `f16`, `int8`; of blocks of values alone `int4` too."""
     if element not in extension.elems:
-        raise NativeError(f"There is no element type {element!r}.", f"Use one of {', '.join(ELEMENTS)}.")
+        raise NativeError(f"There is no element type {element!r}.", f"Use one of {', '.join(extension.elems)}.")
     return int(extension.elems[element])
 
 

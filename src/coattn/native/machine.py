@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-
-from coattn.native.core import elem, element_of, extension
+from coattn.native.core import extension
 
 
-@dataclass(frozen=True)
-class CpuFeatures:
-    """What the CPU and the operating system let kernels use; `amx_reason` says why `amx` is false."""
-
-    name: str
-    avx2: bool
-    avx512: bool
-    avx512_bf16: bool
-    avx512_vnni: bool
-    amx: bool
-    amx_reason: str
-
-
-class IsaStatus(NamedTuple):
-    """One set of kernels; `reason` says why this machine cannot run it and is empty where it can."""
-
-    name: str
-    reason: str
-
-
-def cpu_features() -> CpuFeatures:
-    """Detected once."""
-    return CpuFeatures(**extension.cpu_features())
-
-
-def isas() -> list[IsaStatus]:
-    """Every set of kernels, from the plainest to the best."""
-    return [IsaStatus(name, reason) for name, reason in extension.isas()]
+def isas() -> dict[str, str]:
+    """Every set of kernels, from the plainest to the best, with why this machine cannot run it; empty where it can."""
+    return dict(extension.isas())
 
 
 def isa() -> str:
@@ -50,21 +18,6 @@ def isa() -> str:
 def force_isa(name: str | None) -> None:
     """Use the named kernels from the next call on; None returns to the best. Refuses what the machine lacks."""
     extension.force_isa(name or "")
-
-
-@contextmanager
-def forced_isa(name: str | None) -> Iterator[None]:
-    """`force_isa` for the body of a with statement; afterwards the best kernels are used again."""
-    force_isa(name)
-    try:
-        yield
-    finally:
-        force_isa(None)
-
-
-def attend_kernel_name(element: str, q_dtype: torch.dtype, group: int, head_size: int = 128) -> str:
-    """The kernel `attend` uses for these types, `group` queries per KV head and this head size."""
-    return str(extension.attend_kernel_name(elem(element), elem(element_of(q_dtype)), group, head_size))
 
 
 def set_threads(threads: int) -> None:
@@ -92,6 +45,6 @@ def set_spin_us(us: int) -> None:
     extension.set_spin_us(us)
 
 
-def fail_on_worker(worker: int) -> None:
-    """A job that throws on one worker, for tests of how errors travel."""
-    extension.fail_on_worker(worker)
+def abandon_pool() -> None:
+    """Gives up the pool without waiting for it; the next call makes a new one. What it may touch must stay alive."""
+    extension.abandon_pool()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +31,12 @@ class Lists:
     weight: Tensor
     head_size: int = 0
 
-    def check(self) -> None:
+    def fill(self, job: Any) -> None:
+        """Checks, and writes what one of the extension's job structs has to know."""
         check_tensor("table", self.table, [None, None], torch.int32)
         check_tensor("stored", self.stored, [len(self.table)], torch.int32)
+        job.table, job.width, job.stored = self.table.data_ptr(), self.table.shape[1], self.stored.data_ptr()
+        job.base, job.block, job.head_size, job.row_bytes = self.base, self.block, self.head_size, self.row_bytes
 
 
 def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor) -> None:
@@ -43,18 +46,16 @@ def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: 
     blocks like those of the lists; rows: `[entries]` int32, which of their rows. The table names the new blocks
     already; `stored` is as before, and stays so. In int8 every row keeps its numbers within half a step of its block.
     """
-    lists.check()
+    job = extension.PutRowsJob()
+    lists.fill(job)
     check_tensor("which", which, [None], torch.int64)
     check_tensor("counts", counts, [len(which)], torch.int64)
     check_tensor("source", source, [None], torch.int64)
     check_tensor("rows", rows, list(source.shape), torch.int32)
     first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     check(int(first[-1]) == len(source), f"{len(source)} entries are not {int(first[-1])}.", "Count them again.")
-    job = extension.PutRowsJob()
     job.count, job.list, job.first = len(which), which.data_ptr(), first.data_ptr()
     job.source, job.row = source.data_ptr(), rows.data_ptr()
-    job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
-    job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
     extension.put_rows(job)
 
 
@@ -88,17 +89,15 @@ def fill_rows(
     position: `[n]` int32, in order; weight: `[n]` float32. ids: `[blocks]` int32, the sequence's blocks, where number i
     lies `i * stride` bytes after `source`. fresh: int32, blocks that nobody owns, as many as the list needs more.
     """
-    lists.check()
+    job = extension.FillRowsJob()
+    lists.fill(job)
     check_tensor("position", position, [None], torch.int32)
     check_tensor("weight", weight, [len(position)], torch.float32)
     check_tensor("ids", ids, [None], torch.int32)
     check_tensor("fresh", fresh, [None], torch.int32)
-    job = extension.FillRowsJob()
     job.count, job.position, job.weight = len(position), position.data_ptr(), weight.data_ptr()
     job.id, job.source, job.block_stride = ids.data_ptr(), source, stride
     job.list, job.fresh = which, fresh.data_ptr()
-    job.table, job.width, job.stored = lists.table.data_ptr(), lists.table.shape[1], lists.stored.data_ptr()
-    job.base, job.block, job.head_size, job.row_bytes = lists.base, lists.block, lists.head_size, lists.row_bytes
     job.positions, job.weights = lists.position.data_ptr(), lists.weight.data_ptr()
     job.piece, job.rest = pace.piece, pace.rest
     if pace.stop is not None:
@@ -136,8 +135,8 @@ def plan_keep_rows(
     last block of 8 bits whose scales do not hold a new row is written anew in the other block, and its list is to be
     told of it when nobody reads.
     """
-    count, width = len(which), lists.table.shape[1]
-    lists.check()
+    count, job = len(which), extension.KeepRowsJob()
+    lists.fill(job)
     check_tensor("which", which, [None], torch.int64)
     check_tensor("kept", kept, [count, lists.block], torch.uint8)
     check_tensor("weight", weight, [count, lists.block], torch.float32)
@@ -150,14 +149,11 @@ def plan_keep_rows(
         "Set or drop `other`.",
     )
     result = Kept(torch.zeros(count, dtype=torch.uint8), torch.full((count,), -1, dtype=torch.int32))
-    job = extension.KeepRowsJob()
-    job.count, job.block, job.row_bytes = count, lists.block, lists.row_bytes
+    job.count = count
     job.kept, job.weight, job.source = kept.data_ptr(), weight.data_ptr(), source.data_ptr()
     job.first, job.list, job.spare = first.data_ptr(), which.data_ptr(), spare.data_ptr()
     job.used, job.moved = result.used.data_ptr(), result.moved.data_ptr()
-    job.table, job.width, job.stored = lists.table.data_ptr(), width, lists.stored.data_ptr()
-    job.base, job.position, job.weights = lists.base, lists.position.data_ptr(), lists.weight.data_ptr()
-    job.head_size = lists.head_size
+    job.position, job.weights = lists.position.data_ptr(), lists.weight.data_ptr()
     if other is not None:
         check_tensor("other", other, [count], torch.int32)
         job.other = other.data_ptr()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
-from coattn.kernels.current import current
+from coattn.kernels.streams import current
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.executor.gpu import Gpu

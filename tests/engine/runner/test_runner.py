@@ -10,7 +10,6 @@ import torch
 from tests.hf.families import FAMILIES, tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from coattn import native
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.buckets import bucket_for, capture_sizes
 from coattn.engine.runner.runner import EagerRunner
@@ -19,6 +18,7 @@ from coattn.hf.forward import Session
 from coattn.hf.random_model import random_model
 from coattn.method.row import compose
 from coattn.method.table import find_method
+from coattn.native.core import extension
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 
@@ -260,7 +260,7 @@ def test_a_lost_worker_is_an_error_and_then_over(fault: str, world: Any) -> None
     run.join(0, 40)
     run.steps(3)
     held = dict(run.ledger.held)
-    native.inject_fault(fault, 3.0)
+    extension.inject_fault(fault, 3.0)
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     start.record()

@@ -13,7 +13,6 @@ import torch
 from tests.engine.runner.test_runner import METHODS
 from tests.hf.families import tiny
 
-from coattn import native
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import EagerRunner
 from coattn.errors import WorkerError
@@ -22,6 +21,7 @@ from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
 from coattn.method.row import compose
 from coattn.method.table import find_method
+from coattn.native.core import extension
 from coattn.step.runtime import Runtime
 
 SLOTS, LENGTH = 4, 256
@@ -140,8 +140,8 @@ def test_a_stalled_worker_fails_one_step_and_the_next_is_captured_anew(pair: Any
     run = pair("llama", method, params)
     run.join(0, 60)
     run.steps(2)
-    native.inject_fault("stall", 4.0)
+    extension.inject_fault("stall", 4.0)
     with pytest.raises(WorkerError):
         run.captured.decode([0], [1], [run.history[0]])
-    native.inject_fault("")
+    extension.inject_fault("")
     run.steps(3)

@@ -13,9 +13,8 @@ from coattn.auto.pool import TokenPool
 from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda.nvrtc import FOLDER
-from coattn.kernels.pool_form import SIZES
 from coattn.kernels.pool_memory import COLD, PoolTensors
-from coattn.kernels.quantise.rows import PackedRows
+from coattn.kernels.quantise.rows import SIZES, PackedRows
 from coattn.kernels.scored_entries import Chosen
 from coattn.kernels.softcap import softcap
 from coattn.state import AttnState, Split

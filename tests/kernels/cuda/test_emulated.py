@@ -16,9 +16,10 @@ from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import bound_scores as bounds
 from coattn.kernels.cuda import score_digest as digests
 from coattn.kernels.cuda import score_sketch as cuda
+from coattn.kernels.digest import score_parts
 from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
-from coattn.kernels.quantise.sketch import Scores, Sketcher, fit, spread_of
-from coattn.kernels.reference.pick_blocks import score_parts
+from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, fit, spread_of
+from coattn.kernels.scored_entries import Chosen, ScoredEntries
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
 from coattn.units import ceil_div
 
@@ -68,7 +69,8 @@ class World:
             torch.randn(KV_HEADS * group),
             torch.randn(3, KV_HEADS * group),
         )
-        self.args = (self.q, kept.contiguous(), table, self.tokens, sketcher, self.seq, d**-0.5, cap)
+        keys = Sketched(kept.contiguous(), table, self.tokens, sketcher, self.seq)
+        self.args = (self.q, keys, d**-0.5, cap)
         self.there = (torch.arange(self.n) < self.tokens[:, None])[:, None].expand(-1, KV_HEADS, -1)
 
     def both(self) -> tuple[Scores, Scores, PoolTensors]:
@@ -87,8 +89,9 @@ class World:
         later = torch.full((rows, heads, SPLITS, FRESH), -1, dtype=torch.int32)
         count = torch.zeros(rows, heads, SPLITS, 3, dtype=torch.int32)
         tail = torch.full((rows, SPLITS, heads * self.group), -torch.inf)
-        cuda.choose_scored(found.scores, bound, pool, now, far, ids, later, count, tail)  # type: ignore[arg-type]
         chunk = found.scores.chunk  # type: ignore[union-attr]
+        work = ScoredEntries(self.args[1].table, self.tokens, found.scores, bound, tail, self.seq, now, far)
+        cuda.choose_scored(work, pool, Chosen(ids, later, count, self.tokens, chunk), tail)
         marks = torch.zeros(3, rows, heads, self.n, dtype=torch.bool)
         for row in range(rows):
             each = ceil_div(ceil_div(int(self.tokens[row]), chunk), SPLITS) * chunk
@@ -124,7 +127,7 @@ def test_scores_bounds_and_choices(
     pool, group, seq, there = world.pool, world.group, world.seq, world.there
     for _ in range(2):  # first without a bound, then with the first one's
         above, before = pool.bound_margin[seq.long()].clone(), pool.age.clone()
-        held, cold = pool.hot(seq, world.n), pool.cold(seq, world.n)
+        held, cold = pool.hot(seq, world.n), pool.place_of[seq.long(), :, : world.n] >= COLD
         want, got, other = world.both()
         scores = want.scores
         assert isinstance(scores, Tensor)
@@ -178,7 +181,7 @@ def test_scores_bounds_and_choices(
             used = copied(other)
             (at_once, later, near), left = world.chosen(got, own, used, now, far)
             # what is looked up is young, and cold no more
-            assert not (near & used.cold(seq, world.n)).any()
+            assert not (near & (used.place_of[seq.long(), :, : world.n] >= COLD)).any()
             assert (near | ~(cold & used.hot(seq, world.n)) | other.hot(seq, world.n)).all()
             for row, head, token in near.nonzero().tolist():
                 slot = int(seq[row])
@@ -242,7 +245,7 @@ def test_scores_of_digests(n: int, d: int, group: int, cap: float | None, slack:
     table = torch.randperm(3 * n).int().view(3, n)
     tokens = torch.tensor([n * 32 + 7, min(n, 17) * 32, 0]).int().clamp(max=n * 32)
     got = digests.score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
-    want = score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
+    want = score_parts.reference(q, kept, table, tokens, 32, 0.09, cap, slack)
     there = torch.isfinite(want.blocks)
     torch.testing.assert_close(got.blocks[there], want.blocks[there], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got.sums, want.sums, atol=1e-4, rtol=1e-4)

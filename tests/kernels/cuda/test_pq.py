@@ -12,7 +12,7 @@ from torch import Tensor
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.quantise.codebook import Codebook
 from coattn.kernels.quantise.pack import pack
-from coattn.kernels.reference.score_pq import score_pq as reference
+from coattn.kernels.score_pq import reference
 
 SOURCES = Path(nvrtc.__file__).parent
 FORMS = [

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from coattn.kernels.cuda import nvrtc, score_digest
-from coattn.kernels.reference.pick_blocks import CHUNK
-from coattn.kernels.reference.pick_blocks import score_parts as reference
+from coattn.kernels.digest import CHUNK, score_parts
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
@@ -39,7 +38,7 @@ def test_score_parts(n: int, d: int, group: int, softcap: float | None, slack: f
     tokens = torch.tensor([n * 32 + 7, min(n, 17) * 32, 0], device="cuda").int().clamp(max=n * 32)
     assert score_digest.refuses(q, digests) is None
     got = score_digest.score_parts(q, digests, table, tokens, 32, 0.09, softcap, slack)
-    want = reference(q, digests, table, tokens, 32, 0.09, softcap, slack)
+    want = score_parts.reference(q, digests, table, tokens, 32, 0.09, softcap, slack)
     there = torch.isfinite(want.blocks)
     torch.testing.assert_close(got.blocks[there], want.blocks[there], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got.sums, want.sums, atol=1e-4, rtol=1e-4)

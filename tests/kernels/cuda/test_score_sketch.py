@@ -13,7 +13,7 @@ from coattn.kernels.cuda import bound_scores, nvrtc
 from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.cuda.nvrtc import FOLDER
 from coattn.kernels.pool_memory import FRESH, PoolTensors
-from coattn.kernels.quantise.sketch import WORD, Scan, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import WORD, Scan, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.scored_entries import SPLITS, ScoredEntries, Taken
 from coattn.kernels.sketch import score_sketch
 
@@ -80,14 +80,14 @@ def test_scores_are_those_of_the_reference(
     pool.place_of[2, 1, 5:400:3] = 4
     pool.est_lse[2], pool.true_lse[2, :3] = torch.randn(KV_HEADS * group), torch.randn(3, KV_HEADS * group)
     want, want_lse, want_inside, want_guess, want_off = score_sketch(
-        q, kept, table, tokens, sketcher, seq, scale, cap, pool
+        q, Sketched(kept, table, tokens, sketcher, seq), scale, cap, pool
     )()
     assert isinstance(want, torch.Tensor)
     here = [x.cuda() for x in (q, kept, table, tokens)]
-    there = Sketcher(*(x.cuda() for x in sketcher.tensors()))
+    there = Sketched(*here[1:], Sketcher(*(x.cuda() for x in sketcher.tensors())), seq.cuda())
     there_too = copied(pool, "cuda")
     assert cuda.refuses(here[0], here[1], there_too) is None
-    got, lse, inside, guess, off = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)()
+    got, lse, inside, guess, off = score_sketch(here[0], there, scale, cap, there_too)()
     assert isinstance(got, Scan)
     assert got.shape == want.shape
     real = (torch.arange(width * block) < tokens[:, None])[:, None]
@@ -141,8 +141,8 @@ def test_scores_are_those_of_the_reference(
     # a bound is known now, and by it which tokens of the pool are wanted
     pool.bound_margin[seq.long()] = bound - want_guess
     there_too.bound_margin[seq.cuda().long()] = bound.cuda() - guess
-    score_sketch(q, kept, table, tokens, sketcher, seq, scale, cap, pool)()
-    again = score_sketch(*here, there, seq.cuda(), scale, cap, there_too)().scores
+    score_sketch(q, Sketched(kept, table, tokens, sketcher, seq), scale, cap, pool)()
+    again = score_sketch(here[0], there, scale, cap, there_too)().scores
     assert pool.age[2, 1, 4] == 1
     assert there_too.age.cpu().equal(pool.age)
     for lower in (-1.0, 0.0, 1.0, 3.0):

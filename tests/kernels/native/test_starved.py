@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from coattn import native
 from coattn.errors import WorkerError
 from coattn.kernels.native import attend as ours
 from coattn.kernels.native import starved as watch
+from coattn.native.core import extension
 from coattn.types import BlockList
 
 SECOND = 10**9
@@ -63,7 +63,7 @@ def call() -> torch.Tensor:
 def test_a_late_answer_counts_where_the_machine_is_busy(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "DEADLINE_S", 0.3)
     monkeypatch.setattr(ours, "starved", lambda _: busy)
-    native.inject_fault("stall", 0.8)
+    extension.inject_fault("stall", 0.8)
     try:
         if busy:
             assert call().isfinite().all()
@@ -73,5 +73,5 @@ def test_a_late_answer_counts_where_the_machine_is_busy(busy: bool, monkeypatch:
             assert "busy" in caught.value.hint
             time.sleep(0.8)
     finally:
-        native.inject_fault("", 0)
+        extension.inject_fault("", 0)
     assert call().isfinite().all()

@@ -7,10 +7,9 @@ import torch
 
 from coattn.kernels.quantise.basis import Basis
 from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
-from coattn.kernels.quantise.kmeans import kmeans
-from coattn.kernels.quantise.nearest import Nearest, by_distances
+from coattn.kernels.quantise.kmeans import Nearest, kmeans, nearest
 from coattn.kernels.quantise.pack import pack, packed_bytes, unpack
-from coattn.kernels.reference.score_pq import score_pq
+from coattn.kernels.score_pq import score_pq
 from coattn.types import LayerShape
 
 pytest.importorskip("hypothesis")
@@ -26,12 +25,12 @@ def distance(points: torch.Tensor, centroids: torch.Tensor, owner: torch.Tensor)
 def test_the_nearest_centroid_is_the_nearest(width: int) -> None:
     points, centroids = torch.randn(300, width), torch.randn(70, width)
     exact = torch.cdist(points.double(), centroids.double()).min(1).values
-    for owner in (Nearest(centroids)(points), by_distances(points, centroids)):
+    for owner in (Nearest(centroids)(points), nearest(points, centroids)):
         torch.testing.assert_close(distance(points, centroids, owner), exact, atol=1e-6, rtol=1e-6)
 
 
 def test_no_points_have_no_nearest() -> None:
-    assert by_distances(torch.empty(0, 2), torch.randn(4, 2)).shape == (0,)
+    assert nearest(torch.empty(0, 2), torch.randn(4, 2)).shape == (0,)
 
 
 def test_clusters_are_found() -> None:
@@ -71,8 +70,8 @@ def test_codes_name_the_nearest_centroid_of_each_piece(shared: bool) -> None:
     decoded = book.decode(codes)
     for g in range(3):
         piece, centroids = keys[..., 4 * g : 4 * g + 4], book.centroids[0 if shared else g]
-        nearest = torch.cdist(piece.flatten(0, 1), centroids).argmin(1)
-        torch.testing.assert_close(decoded[..., 4 * g : 4 * g + 4].flatten(0, 1), centroids[nearest])
+        owner = torch.cdist(piece.flatten(0, 1), centroids).argmin(1)
+        torch.testing.assert_close(decoded[..., 4 * g : 4 * g + 4].flatten(0, 1), centroids[owner])
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -14,11 +14,10 @@ from coattn.kernels.triton import (
     attend_prompt,
     attend_scored,
     average,
+    digest,
     flush,
     handover,
     linear,
-    listed_rows,
-    mean_values,
     merge,
     merge_rows,
     model,
@@ -27,8 +26,6 @@ from coattn.kernels.triton import (
     read_keys,
     recall,
     renew,
-    score_digest,
-    score_pq,
     token_pool,
 )
 from coattn_lab.bench import drive_kernel, read_kernel
@@ -45,19 +42,8 @@ FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", 
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
-ENTRIES |= dict.fromkeys(
-    (
-        "free_ptr",
-        "incoming_ptr",
-        "num_incoming_ptr",
-        "ids_ptr",
-        "later_ptr",
-        "num_attended_ptr",
-        "age_ptr",
-        "since_ptr",
-    ),
-    "*i32",
-)
+FREE = "free_ptr incoming_ptr num_incoming_ptr ids_ptr later_ptr num_attended_ptr age_ptr since_ptr"
+ENTRIES |= dict.fromkeys(FREE.split(), "*i32")
 ENTRIES |= {"place_ptr": "*i16"}
 
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
@@ -125,17 +111,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
-        score_digest._score_digest,
-        {
-            "GROUP": 4,
-            "GROUP_PAD": 16,
-            "ROWS": 64,
-            "D": 128,
-            "D_PAD": 128,
-            "HALVES": True,
-            "PARTS": True,
-            "CAP": True,
-        },
+        digest._score_digest,
+        {"GROUP": 4, "GROUP_PAD": 16, "ROWS": 64, "D": 128, "D_PAD": 128, "HALVES": True, "CAP": True},
     ),
     (
         pick_blocks._pick_blocks,
@@ -149,7 +126,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
     (read_keys._read_keys, {"SIZE": 4096, "STEP": 2048}),
-    (listed_rows._listed_rows, {"BLOCK": 32, "ROWS": 32, "D": 128, "D_PAD": 128}),
+    (read_keys._listed_rows, {"BLOCK": 32, "ROWS": 32, "D": 128, "D_PAD": 128}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
     (
         nearest._nearest_in_cells,
@@ -161,18 +138,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (flush._flush_rows, {"KIND": 1, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 128, "D_PAD": 128}),
     (flush._flush_rows, {"KIND": 1, "LEVELS": 15, "PARTS": 2, "ROWS": 32, "D": 128, "D_PAD": 64}),
     (nearest._turn_flushed, {"D": 128, "D_PAD": 128, "ROWS": 32, "AXES": 4}),
-    (mean_values._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
+    (flush._mean_values, {"GROUP": 4, "D": 128, "D_PAD": 128}),
     (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
     (flush._flush_rows, {"KIND": 0, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 80, "D_PAD": 128}),
     (read_kernel._read, {"SIZE": 4096, "GATHER": True}),
-    (
-        score_pq._score_pq,
-        {"BITS": 13, "GROUPS": 32, "WIDTH": 4, "ROW": 52, "GROUP": 4, "GROUP_PAD": 4, "BLOCK": 32, "CAP": True},
-    ),
-    (
-        score_pq._score_pq,
-        {"BITS": 16, "GROUPS": 64, "WIDTH": 2, "ROW": 64, "GROUP": 5, "GROUP_PAD": 8, "BLOCK": 32, "CAP": False},
-    ),
 ]
 
 
@@ -195,11 +164,11 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*i32"
     if kernel is read_keys._read_keys and name == "ids_ptr":
         return "*i32"
-    if kernel is listed_rows._listed_rows and name == "ids_ptr":
+    if kernel is read_keys._listed_rows and name == "ids_ptr":
         return "*i64"
     if kernel is append._write_rows and name in ("ids_ptr", "places_ptr"):
         return "*i64"
-    if kernel in (read_keys._read_keys, listed_rows._listed_rows) and name == "out_ptr":
+    if kernel in (read_keys._read_keys, read_keys._listed_rows) and name == "out_ptr":
         return "*bf16"
     if kernel is read_kernel._read:
         return "*i32"
@@ -216,8 +185,6 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return "*bf16"
     if kernel is merge._merge:
         return "*bf16" if name == "result_ptr" else "*fp32"
-    if kernel is score_pq._score_pq and name == "codes_ptr":
-        return "*u8"
     if name == "codes_ptr":
         return "*i16"
     if kernel is nearest._store_codes and name == "kept_ptr":

@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coattn.kernels.reference import average as average_reference
-from coattn.kernels.reference.append import append as append_reference
-from coattn.kernels.reference.append import write_rows as write_reference
-from coattn.kernels.reference.attend import attend as attend_reference
-from coattn.kernels.reference.digest import digest
-from coattn.kernels.reference.digest import score_digest as score_digest_reference
-from coattn.kernels.reference.recall import recall as recall_reference
+from coattn.kernels.append import append, write_rows
+from coattn.kernels.attend import reference as attend_reference
+from coattn.kernels.average import Average, update, weigh
+from coattn.kernels.recall import recall
 from coattn.parts.select.host_tokens import list_tokens
 from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
@@ -22,11 +19,10 @@ from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import attend as attend_kernel
 from coattn.kernels.triton import average as average_kernel
 from coattn.kernels.triton import linear as linear_kernel
-from coattn.kernels.triton import listed_rows as listed_rows_kernel
 from coattn.kernels.triton import merge as merge_kernel
 from coattn.kernels.triton import model as model_kernels
+from coattn.kernels.triton import read_keys as read_kernel
 from coattn.kernels.triton import recall as recall_kernel
-from coattn.kernels.triton import score_digest as score_digest_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -115,8 +111,8 @@ def test_average(group: int, tokens: list[int], keep: float, gain: float, summed
         row[: len(ids)] = ids[: len(row)].to(DEVICE)
     values = random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0]
     wanted = values.clone()
-    weights = average_reference.weigh(q, blocks, picked, 0.2, 20.0)
-    average_reference.update(wanted, keep, gain, summed, picked, weights)
+    weights = weigh(q, blocks, picked, 0.2, 20.0)
+    update(Average(wanted, keep, gain, summed), picked, weights)
     scores = attend_kernel.room_for_scores(q, picked)
     state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
     average_kernel.update(values, keep, gain, summed, picked, scores, state.lse)
@@ -150,7 +146,7 @@ def test_append(flushes: bool) -> None:
     gpu = [random(8, 2, 2, 32, 80, dtype=torch.float32, seed=3) for _ in range(2)]
     host = [random(3, 2, 2, 32, 80, dtype=torch.float32, seed=4) for _ in range(2)]
     append_kernel.append(gpu[0], ids, places, k, v, host[0] if flushes else None, flush_to)
-    append_reference(gpu[1], ids, places, k, v, host[1] if flushes else None, flush_to)
+    append.reference(gpu[1], ids, places, k, v, host[1] if flushes else None, flush_to)
     assert torch.equal(gpu[0], gpu[1])
     assert torch.equal(host[0], host[1])
 
@@ -162,7 +158,7 @@ def test_recall(block: int, d: int) -> None:
     to = torch.tensor([[[1, -1], [1, 2], [-1, -1]], [[0, 8], [-1, 4], [5, 6]]], dtype=torch.int32, device=DEVICE)
     source = torch.randint(6, (2, 3, 2), generator=torch.Generator().manual_seed(3)).int().to(DEVICE)
     recall_kernel.recall(gpu[0], host, to, source)
-    recall_reference(gpu[1], host, to, source)
+    recall.reference(gpu[1], host, to, source)
     assert torch.equal(gpu[0], gpu[1])
     assert torch.equal(gpu[0][5, 2], host[source[1, 2, 0], 2])
     assert torch.equal(gpu[0][7], random(9, 3, 2, block, d, dtype=torch.float32, seed=2)[7])
@@ -175,7 +171,7 @@ def test_write_rows(block: int, d: int, tokens: int) -> None:
     k, v = both[..., :d], both[..., d:]
     at = torch.randperm(9 * block, generator=torch.Generator().manual_seed(1))[:tokens].to(DEVICE)
     append_kernel.write_rows(own, at // block, at % block, k, v)
-    write_reference(wanted, at // block, at % block, k, v)
+    write_rows.reference(wanted, at // block, at % block, k, v)
     assert torch.equal(own, wanted)
 
 
@@ -184,23 +180,11 @@ def test_listed_rows(block: int, d: int, tokens: int) -> None:
     blocks = random(9, 3, 2, block, d, dtype=torch.bfloat16)
     ids = torch.randperm(9, generator=torch.Generator().manual_seed(1))[: -(-tokens // block)].to(DEVICE)
     wanted = blocks[ids].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens]
-    k, v = listed_rows_kernel.listed_rows(blocks, ids, tokens)
+    k, v = read_kernel.listed_rows(blocks, ids, tokens)
     assert torch.equal(k, wanted[0])
     assert torch.equal(v, wanted[1])
     assert k.is_contiguous()
     assert v.is_contiguous()
-
-
-@pytest.mark.parametrize(("group", "d", "m"), [(1, 64, 3), (3, 80, 64), (7, 128, 150)])
-@pytest.mark.parametrize("slack", [1.0, 0.5])
-def test_score_digest(group: int, d: int, m: int, slack: float) -> None:
-    q = random(2, 2 * group, d, dtype=torch.float32)
-    # as a store keeps them: with a dimension between the two sides and the channels
-    digests = digest(random(160, 2, 4, d, dtype=torch.float32, seed=1))[:, :, :, None][:, :, :, 0]
-    table = torch.stack([torch.randperm(160, generator=torch.Generator().manual_seed(i))[:m] for i in (0, 1)])
-    table = table.int().to(DEVICE)
-    got = score_digest_kernel.score_digest(q, digests, table, slack)
-    torch.testing.assert_close(got, score_digest_reference(q, digests, table, slack), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("tokens", "n", "k"), [(1, 50, 96), (1, 8, 2048), (3, 40, 300), (16, 33, 64)])

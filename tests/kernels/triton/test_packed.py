@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from coattn.kernels.append import append
 from coattn.kernels.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of, unpack_blocks
-from coattn.kernels.reference.append import append as append_reference
-from coattn.kernels.reference.recall import recall as recall_reference
+from coattn.kernels.recall import recall
 
 pytest.importorskip("triton")
 from coattn.kernels.triton import append as append_kernel
@@ -29,7 +29,7 @@ def test_append(block: int, d: int, dtype: torch.dtype) -> None:
     flush_to = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
     k, v = (draw(3, HEADS, d, dtype=dtype, seed=i) for i in (1, 2))
     made = []
-    for run in (append_kernel.append, append_reference):
+    for run in (append_kernel.append, append.reference):
         gpu = draw(5, HEADS, 2, block, d, dtype=dtype)
         host = torch.zeros(5, HEADS, Layout(block, d).bytes, dtype=torch.uint8, device=DEVICE)
         near = torch.zeros(5, HEADS, 2 * (d + block), dtype=torch.float16, device=DEVICE)
@@ -57,7 +57,7 @@ def test_recall(block: int, d: int, dtype: torch.dtype) -> None:
     to = torch.tensor([[[1, -1, 3], [0, 2, -1]]], dtype=torch.int32, device=DEVICE)
     source = torch.tensor([[[5, 0, 2], [1, 1, 0]]], dtype=torch.int32, device=DEVICE)
     made = []
-    for run in (recall_kernel.recall, recall_reference):
+    for run in (recall_kernel.recall, recall.reference):
         gpu = torch.zeros(4, HEADS, 2, block, d, dtype=dtype, device=DEVICE)
         run(gpu, host, to, source)
         made.append(gpu)

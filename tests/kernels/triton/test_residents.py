@@ -9,19 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.kernels.digest import Scores, digest, score_parts
 from coattn.kernels.lists import Lists, Residents, Rows
-from coattn.kernels.reference import pick_blocks as pick_reference
-from coattn.kernels.reference import renew as renew_reference
-from coattn.kernels.reference.digest import digest
-from coattn.kernels.reference.digest import score_digest as score_digest_reference
-from coattn.kernels.reference.pick_blocks import Scores
-from coattn.kernels.reference.renew import Due
+from coattn.kernels.pick_blocks import pick_blocks
+from coattn.kernels.renew import Due, renew
 
 pytest.importorskip("triton")
+from coattn.kernels.triton import digest as score_kernel
 from coattn.kernels.triton import handover
 from coattn.kernels.triton import pick_blocks as pick_kernel
 from coattn.kernels.triton import renew as renew_kernel
-from coattn.kernels.triton import score_digest as score_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS, BLOCK, D, RING, SLOTS, PLACES = 2, 8, 16, 2, 3, 5
@@ -68,7 +65,7 @@ def test_score_parts(group: int, n: int, slack: float, softcap: float | None) ->
     rows, _ = world(n)
     digests = digest(draw(200, HEADS, 4, D, seed=1))
     ask = (draw(3, HEADS * group, D), digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, softcap, slack)
-    got, want = score_kernel.score_parts(*ask), pick_reference.score_parts(*ask)
+    got, want = score_kernel.score_parts(*ask), score_parts.reference(*ask)
     there = torch.arange(n, device=DEVICE) < rows.host_lens[:, None] // BLOCK
     torch.testing.assert_close(
         got.blocks.masked_fill(~there[:, None, None], 0.0), want.blocks.masked_fill(~there[:, None, None], 0.0)
@@ -81,10 +78,10 @@ def test_pick_blocks(group: int, n: int, count: int) -> None:
     rows, pool = world(n)
     digests = digest(draw(200, HEADS, 4, D, seed=1))
     q = draw(3, HEADS * group, D)
-    scores = pick_reference.score_parts(q, digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, None, 0.5)
+    scores = score_parts.reference(q, digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, None, 0.5)
     got, want = lists(count), lists(count)
     pick_kernel.pick_blocks(scores, rows, pool, got)
-    pick_reference.pick_blocks(scores, rows, pool, want)
+    pick_blocks.reference(scores, rows, pool, want)
     same(got, want)
     missed = want.host_lens // BLOCK
     assert missed[0].sum() > 0
@@ -103,7 +100,7 @@ def test_of_equal_scores_the_older_are_picked() -> None:
     scores.blocks[..., 15] = -1
     got, want = lists(6), lists(6)
     pick_kernel.pick_blocks(scores, rows, pool, got)
-    pick_reference.pick_blocks(scores, rows, pool, want)
+    pick_blocks.reference(scores, rows, pool, want)
     same(got, want)
     assert got.chosen[0, 0].tolist() == [0, 1, 2, 3, 4, 11]
 
@@ -114,12 +111,12 @@ def test_renew(interval: int, shift: int) -> None:
     rows, pool = world(n)
     picked = lists(count)
     digests = digest(draw(200, HEADS, 4, D, seed=1))
-    scores = pick_reference.score_parts(
+    scores = score_parts.reference(
         draw(3, HEADS * 2, D), digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, None, 1.0
     )
-    pick_reference.pick_blocks(scores, rows, pool, picked)
+    pick_blocks.reference(scores, rows, pool, picked)
     results = []
-    for run in (renew_kernel.renew, renew_reference.renew):
+    for run in (renew_kernel.renew, renew.reference):
         gpu, host = (draw(blocks, HEADS, 2, BLOCK, D, seed=i) for i, blocks in enumerate((FIRST + SLOTS * PLACES, 200)))
         own = Residents(pool.held.clone(), FIRST, BLOCK)
         memory, moved = digests.clone(), torch.zeros(1, dtype=torch.int64, device=DEVICE)
@@ -153,8 +150,9 @@ def test_digests_of_sixteen_bits_are_scored_as_well_as_others() -> None:
     q, keys = draw(2, 6, 64), draw(40, 2, 4, 64, seed=1).half()
     table = torch.arange(40, dtype=torch.int32, device=DEVICE).repeat(2, 1)
     digests = digest(keys)
-    got = score_kernel.score_digest(q, digests, table, 0.5)
-    torch.testing.assert_close(got, score_digest_reference(q, digests.float(), table, 0.5), atol=2e-3, rtol=2e-3)
+    ask = (table, whole([40, 40]), 1, 1.0, None, 0.5)
+    got, want = score_kernel.score_parts(q, digests, *ask), score_parts.reference(q, digests.float(), *ask)
+    torch.testing.assert_close(got.blocks, want.blocks, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize(("n", "count", "steps"), [(190, 62, 3), (190, 189, 2), (77, 5, 1), (128, 64, 50)])
@@ -164,5 +162,5 @@ def test_picks_among_many_equal_scores(n: int, count: int, steps: int) -> None:
     scores = Scores(coarse, torch.zeros(3, HEADS, 1, -(-n // 64), device=DEVICE))
     got, want = lists(count), lists(count)
     pick_kernel.pick_blocks(scores, rows, pool, got)
-    pick_reference.pick_blocks(scores, rows, pool, want)
+    pick_blocks.reference(scores, rows, pool, want)
     same(got, want)

@@ -11,9 +11,10 @@ from tests.kernels.pools import copied
 from coattn.auto.pool import TokenPool
 from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
+from coattn.kernels.attend_pool import attend_rows, pool_rows
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
-from coattn.kernels.quantise.sketch import WORD, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import WORD, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.scored_entries import Chosen, ScoredEntries
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.state import Split
@@ -138,8 +139,8 @@ def look_up(
             last = min((split + 1) * each, tokens)
             found += chosen.ids[row, head, last - some : last].tolist()
         index[row, head, : len(found)] = torch.tensor(found, dtype=torch.int64)
-    rows_there = plain_attend._looked_up(own, seq.cpu(), index)
-    out, lse = plain_attend._attend(q.cpu(), *rows_there, count, scale, softcap)
+    places = own.place_of[seq.cpu().long()].gather(2, index).long().clamp_min(0) % COLD
+    out, lse = attend_rows(q.cpu(), *pool_rows(own, seq.cpu(), places), count, scale, softcap)
     pieces.out[:, where.start], pieces.lse[:, where.start] = out.to(q.device), lse.to(q.device)
 
 
@@ -168,10 +169,9 @@ def test_scores_and_what_is_attended(
     mean = torch.randn(rows, KV_HEADS * group, D)
     memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
-    want, want_lse, want_inside, *_ = plain.score_sketch(q, words, table, tokens, made, seq, 0.2, cap, pool)()
-    there = [x.to(DEVICE) for x in (q, words, table, tokens)]
-    places = pool.place_of.to(DEVICE)
-    got, lse, inside, *_ = kernel.score_sketch(*there, on(DEVICE, made), seq.to(DEVICE), 0.2, cap, places)
+    want, want_lse, want_inside, *_ = plain.score_sketch(q, Sketched(words, table, tokens, made, seq), 0.2, cap, pool)()
+    there = Sketched(*(x.to(DEVICE) for x in (words, table, tokens)), on(DEVICE, made), seq.to(DEVICE))
+    got, lse, inside, *_ = kernel.score_sketch(q.to(DEVICE), there, 0.2, cap, copied(pool, DEVICE))
     hot = pool.hot(seq, width * BLOCK)[:, :, None]
     assert (want.masked_select(hot) == -torch.inf).all()
     real = ((torch.arange(width * BLOCK) < tokens[:, None])[:, None, None] & ~hot).expand_as(want)

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coattn import native
 from coattn.errors import WorkerError
 from coattn.kernels.native.attend import attend, attend_in_time
+from coattn.native.core import NativeError, extension
 from coattn.types import BlockList
 
 
 @pytest.fixture(autouse=True)
 def _no_fault_left() -> Iterator[None]:
     yield
-    native.inject_fault("")
+    extension.inject_fault("")
 
 
 def call() -> tuple[torch.Tensor, torch.Tensor, BlockList]:
@@ -35,7 +35,7 @@ def test_the_same_result_on_a_thread_of_its_own() -> None:
 def test_a_lost_job_is_an_error_in_time_and_the_next_one_works(fault: str) -> None:
     q, blocks, picked = call()
     want = attend(q, blocks, picked, 0.25, None).out
-    native.inject_fault(fault, 6.0)
+    extension.inject_fault(fault, 6.0)
     start = time.perf_counter()
     with pytest.raises(WorkerError) as caught:
         attend_in_time(q, blocks, picked, 0.25, None)
@@ -45,5 +45,5 @@ def test_a_lost_job_is_an_error_in_time_and_the_next_one_works(fault: str) -> No
 
 
 def test_an_unknown_fault_is_refused() -> None:
-    with pytest.raises(native.NativeError, match="no fault 'explode'"):
-        native.inject_fault("explode")
+    with pytest.raises(NativeError, match="no fault 'explode'"):
+        extension.inject_fault("explode")

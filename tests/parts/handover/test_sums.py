@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from coattn import native
-from coattn.kernels.native.weighted_sum import entries_of
+from coattn.kernels.native.weighted_sum import source
 from coattn.kernels.quantise.values import ValueBlocks, pack_values, unpack_values
-from coattn.kernels.reference.weighted_sum import weighted_sum
+from coattn.kernels.weighted_sum import reference as weighted_sum
 from coattn.native.core import extension
-from coattn.native.entries import plan_weighted_sum
 
 
 @pytest.mark.parametrize("form", ["model", "int8", "int4"])
@@ -30,7 +29,7 @@ def test_lists_are_read_anew_at_every_step(form: str) -> None:
     words = torch.zeros(32, dtype=torch.int32)
     post, reply = words[:1], words[16:17]
     server = extension.Mailbox(2_000_000)
-    plan = plan_weighted_sum(weights, index, count, native.Entries(entries_of(values), table), into=out)
+    plan = native.plan_weighted_sum(weights, index, count, source(values), table, into=out)
     server.add(plan.job, post.data_ptr(), reply.data_ptr(), 0)
     for step, seqs in enumerate((3, 1, 2), start=1):
         server.begin(step, seqs)
@@ -52,8 +51,8 @@ def test_a_list_that_claims_too_much_is_an_error() -> None:
     values = ValueBlocks.of(torch.randn(2, 2, 8, 16))
     words = torch.zeros(32, dtype=torch.int32)
     server = extension.Mailbox(2_000_000)
-    entries = native.Entries(entries_of(values), torch.zeros(1, 1, 2, dtype=torch.int32))
-    plan = plan_weighted_sum(torch.zeros(1, 2, 4), index, count, entries)
+    table = torch.zeros(1, 1, 2, dtype=torch.int32)
+    plan = native.plan_weighted_sum(torch.zeros(1, 2, 4), index, count, source(values), table)
     server.add(plan.job, words[:1].data_ptr(), words[16:17].data_ptr(), 0)
     server.begin(1, 1)
     words[:1].fill_(1)

@@ -25,8 +25,7 @@ from coattn.auto.audit.tally import Tally, short_pair
 from coattn.auto.floors import Floors
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable, TableMemory
-from coattn.kernels.note_case import note_case
-from coattn.kernels.noted_case import NotedCase
+from coattn.kernels.note_case import NotedCase, note_case
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.types import Selection, Step
@@ -136,7 +135,7 @@ class Audit:
             self._kept += [q, out, attended, far]
         choice = self._choice.device_rows("choice", 3)
         memory = self.cache.gpu.memory[layer]
-        note_case(self._noted, choice, layer, q, out, attended, far, memory, table.write_block)
+        note_case(q, out, attended, far, memory, table.write_block, self._noted, choice, layer)
 
     def joined(self) -> None:
         self._kept.clear()

@@ -16,7 +16,7 @@ from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
-from coattn.kernels.quantise.cluster import cluster, nearest
+from coattn.kernels.quantise.kmeans import cluster, nearest
 from coattn.part import check_count
 from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.keys import KeyMemory

@@ -18,9 +18,8 @@ from coattn.cache.prompt_buffer import PromptKVBuffer
 from coattn.cache.snapshot import Averages, Copied, Snapshot, blank_unused, copy_back, copy_to_host
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
-from coattn.kernels.append import append
+from coattn.kernels.append import append, read_rows, write_rows
 from coattn.kernels.flush import flush_values
-from coattn.kernels.reference.append import read_rows, write_rows
 from coattn.types import Phase, Step, Tier
 from coattn.units import ceil_div
 
@@ -300,7 +299,7 @@ class NewestBlocks(BlockRing):
         for layer, shape in self.spec.layers.items() if wanted else ():
             positions = torch.arange(wanted.start * block, wanted.stop * block)
             places = self.places_on(shape.device, slot, positions)
-            write_rows(self.memory[layer], *places, *self.host.read(layer, slot, wanted))
+            write_rows.reference(self.memory[layer], *places, *self.host.read(layer, slot, wanted))
 
     # bytes
 

@@ -15,7 +15,7 @@ from coattn.cache.sinks import TurnedSinks
 from coattn.cache.snapshot import Averages, Copied, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
-from coattn.kernels.reference.append import read_rows, write_rows
+from coattn.kernels.append import read_rows, write_rows
 from coattn.types import Step
 from coattn.units import ceil_div
 
@@ -145,7 +145,8 @@ class RecentTokens(Layout):
         left = entries[torch.where(entries < self.first_tokens, entries, entries + length - self._count[slot]) < keep]
         for layer, shape in self.spec.layers.items():
             k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, left))
-            write_rows(self.memory[layer], *self.places_on(shape.device, slot, torch.arange(len(left))), k, v)
+            places = self.places_on(shape.device, slot, torch.arange(len(left)))
+            write_rows.reference(self.memory[layer], *places, k, v)
         self._count[slot] = len(left)
 
     def release(self) -> None:
@@ -169,7 +170,7 @@ class RecentTokens(Layout):
         stored = self.stored(slot)
         for layer, shape in self.spec.layers.items():
             k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
-            write_rows(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
+            write_rows.reference(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
             self._turned.keep(layer, slot, torch.arange(len(k)), k)
         return Copied(0, sum(x.nbytes for x in found.values()))
 

@@ -80,7 +80,7 @@ def _kernels(problem: str | None) -> dict[str, str]:
     from coattn import native
 
     chosen = native.isa()
-    passed = [f"{name}: {reason}" for name, reason in native.isas() if reason]
+    passed = [f"{name}: {reason}" for name, reason in native.isas().items() if reason]
     reason = "the best this machine runs" + (f" ({'; '.join(passed)})" if passed else "")
     return _use("CPU attention", f"C++ kernels, {chosen}, {native.default_threads()} threads", reason)
 

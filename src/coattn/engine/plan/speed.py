@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from coattn.auto.maintenance import pool_tokens
-from coattn.kernels.pool_form import has_form
-from coattn.kernels.quantise.rows import HOT, PackedRows
+from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
 from coattn.method.row import Composed
 from coattn.types import LayerShape
 

@@ -18,7 +18,7 @@ from coattn.hf.fuse.layer import LayerForm, layer_form
 from coattn.hf.fuse.same import is_plain_linear, replaced, same
 from coattn.hf.fuse.siblings import Siblings, find_siblings
 from coattn.hf.stored import first_of
-from coattn.kernels.current import current
+from coattn.kernels.streams import current
 
 ROTARY = "apply_rotary_pos_emb"
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import Int64, Module, available, module
-from coattn.kernels.pool_form import has_form
 from coattn.kernels.pool_memory import COLD, PIECES, PoolTensors
-from coattn.kernels.quantise.rows import TILE
+from coattn.kernels.quantise.rows import TILE, has_form
 from coattn.kernels.scored_entries import Chosen
 from coattn.state import Split
 from coattn.types import BlockList, LayerShape

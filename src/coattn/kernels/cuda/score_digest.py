@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import Int64, available, module
-from coattn.kernels.reference.pick_blocks import CHUNK, Scores
+from coattn.kernels.digest import CHUNK, Scores
 
 WARPS = 4
 

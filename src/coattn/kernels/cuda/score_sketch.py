@@ -10,8 +10,8 @@ from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import Int64, available, module
 from coattn.kernels.pool_memory import COLD, FRESH, PIECES, TOUCH, PoolTensors
-from coattn.kernels.quantise.sketch import Scan, Scores, Sketcher
-from coattn.kernels.scored_entries import splits_of
+from coattn.kernels.quantise.sketch import Scan, Scores, Sketched
+from coattn.kernels.scored_entries import Chosen, ScoredEntries, splits_of
 from coattn.kernels.triton.launch import follow
 from coattn.units import ceil_div
 
@@ -79,18 +79,9 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     }  # fmt: skip
 
 
-def weigh(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    pool: PoolTensors,
-) -> Scores:
+def weigh(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: PoolTensors) -> Scores:
     """A query as the kernels have it, before anything is scored."""
+    kept, table, tokens, sketcher, seq = keys
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
     form = constants(q, kept, table.shape[1] * kept.shape[2], softcap)
     operand = torch.empty(rows, kv_heads, words // 2, 2, 32, dtype=torch.int32, device=q.device)
@@ -128,26 +119,18 @@ def score(found: Scores, pool: PoolTensors) -> Scores:
     return Scores(replace(scan, lse=lse), lse, inside, found.guess, found.off)
 
 
-def choose_scored(
-    scan: Scan,
-    bound: Tensor,
-    pool: PoolTensors,
-    now: float,
-    far: float,
-    ids: Tensor,
-    later: Tensor,
-    count: Tensor,
-    tail: Tensor,
-) -> None:
-    """Writes wanted tokens, how many, and what the others weigh; see the kernel. bound: what the kernel in front has
-    just written."""
+def choose_scored(work: ScoredEntries, pool: PoolTensors, chosen: Chosen, tail: Tensor) -> None:
+    """Writes wanted tokens, how many, and what the others weigh; see the kernel. The bound is what the kernel in front
+    has just written."""
+    scan = work.scores
+    assert isinstance(scan, Scan)
     assert scan.lse is not None, "`score` comes first"
     (rows, kv_heads, _, n), kept = scan.shape, scan.kept
     scan.module.launch(
-        "choose_scored", (count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n, scan.chunk),
+        "choose_scored", (chosen.count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n, scan.chunk),
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
-        pool.age, pool.clock, pool.last_margin, scan.lse, bound, ids, later, count, tail,
-        float(scan.softcap or 1.0), float(now), float(far), n, -(-n // scan.chunk), pool.place_of.shape[-1],
-        pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)), Int64(scan.table.stride(0)),
-        follow=follow(),
+        pool.age, pool.clock, pool.last_margin, scan.lse, work.bound, chosen.ids, chosen.later, chosen.count, tail,
+        float(scan.softcap or 1.0), float(work.sync_fetch), float(work.fetch), n, -(-n // scan.chunk),
+        pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)),
+        Int64(scan.table.stride(0)), follow=follow(),
     )  # fmt: skip

@@ -32,28 +32,20 @@ def refuses(q: Tensor, blocks: Tensor | PackedBlocks) -> str | None:
     """Why the C++ kernels cannot take this call, or None."""
     if MISSING is not None:
         return MISSING
+    memory = blocks.memory if isinstance(blocks, PackedBlocks) else blocks
+    if q.device.type != "cpu" or memory.device.type != "cpu":
+        return f"q lies on {q.device} and the blocks on {memory.device}, not in host memory"
+    if q.dtype not in DTYPES or (memory is blocks and memory.dtype not in DTYPES):
+        return f"q is {q.dtype} and the blocks are {memory.dtype}"
+    if q.shape[-1] % 8:
+        return f"head size {q.shape[-1]} is not a multiple of 8"
     if isinstance(blocks, PackedBlocks):
-        return _refuses_packed(q, blocks)
-    if q.device.type != "cpu" or blocks.device.type != "cpu":
-        return f"q lies on {q.device} and the blocks on {blocks.device}, not in host memory"
-    if q.dtype not in DTYPES or blocks.dtype not in DTYPES:
-        return f"q is {q.dtype} and the blocks are {blocks.dtype}"
+        return None
     _, _, _, block, head_dim = blocks.shape
-    if head_dim % 8:
-        return f"head size {head_dim} is not a multiple of 8"
     layout = native.block_layout(native.element_of(blocks.dtype), block, head_dim)
     packed = block * head_dim * blocks.element_size()
-    own = _own(blocks)
-    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not own.is_contiguous():
+    if (layout.k, layout.v, layout.bytes) != (0, packed, 2 * packed) or not _own(blocks).is_contiguous():
         return f"blocks of {block} rows of {head_dim} {blocks.dtype} are not packed the way the kernels read them"
-    return None
-
-
-def _refuses_packed(q: Tensor, blocks: PackedBlocks) -> str | None:
-    if q.device.type != "cpu" or blocks.memory.device.type != "cpu":
-        return f"q lies on {q.device} and the blocks on {blocks.memory.device}, not in host memory"
-    if q.dtype not in DTYPES or blocks.d % 8:
-        return f"q is {q.dtype}, or head size {blocks.d} is not a multiple of 8"
     return None
 
 

@@ -10,7 +10,10 @@ from coattn.kernels.native.attend import DTYPES, MISSING, share_cores
 from coattn.kernels.quantise.values import ValueBlocks
 
 if TYPE_CHECKING:
-    from coattn.native.values import Values
+    from coattn.native import Values
+
+if MISSING is None:
+    from coattn import native
 
 
 def refuses(values: ValueBlocks) -> str | None:
@@ -26,19 +29,14 @@ def refuses(values: ValueBlocks) -> str | None:
     return None
 
 
-def entries_of(values: ValueBlocks) -> Values:
+def source(values: ValueBlocks) -> Values:
     """The same as the extension takes it; the call must not be refused."""
-    from coattn import native
-    from coattn.native.values import Values
-
     element = native.element_of(values.memory.dtype) if values.form == "model" else values.form
-    return Values(values.memory, element, values.block, values.memory.shape[1], values.d)
+    return native.Values(values.memory, element, values.block, values.memory.shape[1], values.d)
 
 
 def weighted_sum(weights: Tensor, index: Tensor, count: Tensor, values: ValueBlocks, table: Tensor) -> Tensor:
     """See the reference; the call must not be refused."""
-    from coattn import native
-
     share_cores()
-    entries = native.Entries(entries_of(values), table.contiguous())
-    return native.weighted_sum(weights.contiguous(), index.contiguous(), count.contiguous(), entries)
+    weights, index, count, table = (x.contiguous() for x in (weights, index, count, table))
+    return native.plan_weighted_sum(weights, index, count, source(values), table).run()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from coattn.kernels.prompt.kernels import KERNELS, PIECES, TILES, Kernel
 from coattn.kernels.prompt.mask import Mask, Shape
+from coattn.kernels.softcap import softcap as capped
 
 HOPPER = (9, 0)
 """From this generation on cuDNN gets tiles. TFLOP/s on an H200, head size 128, bfloat16, 2,048 queries and more: cuDNN
@@ -41,11 +42,7 @@ class Measured:
     refused: str | None = None
     ms: float | None = None
     """The fastest of a few runs."""
-    first_ms: float | None = None
-    """The first run, with what is compiled in it."""
     tflops: float | None = None
-    lse_error: float | None = None
-    out_error: float | None = None
 
 
 def best(shape: Shape) -> Kernel:
@@ -84,15 +81,20 @@ def capability(device: torch.device) -> tuple[int, int]:
 @cache
 def is_right(kernel: Kernel, shape: Shape) -> bool:
     """Whether a kernel gives the numbers of a plain computation, tried once in a process; the reference does."""
-    return kernel.name == "reference" or _measure(kernel, shape, *_draw(shape), timed=False).refused is None
+    return kernel.name == "reference" or _flaw(kernel, shape, *_draw(shape)) is None
 
 
 def measure(shape: Shape, names: tuple[str, ...] | None = None) -> tuple[Measured, ...]:
     """Every kernel but the reference on random numbers of this shape, or those named: for people. Nothing is chosen by
     it."""
-    numbers = _draw(shape)
-    tried = [kernel for kernel in KERNELS if (kernel.name in names if names else kernel.name != "reference")]
-    return tuple(_measure(kernel, shape, *numbers) for kernel in tried)
+    q, k, v = _draw(shape)
+    found = []
+    for kernel in KERNELS:
+        if kernel.name in names if names else kernel.name != "reference":
+            flaw = _flaw(kernel, shape, q, k, v)
+            ms = None if flaw else _time(partial(kernel.run, q, k, v, shape.head_dim**-0.5, shape.mask), shape.device)
+            found.append(Measured(kernel.name, flaw, ms, None if ms is None else shape.flops / ms / 1e9))
+    return tuple(found)
 
 
 def _draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,31 +108,23 @@ def _draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     return draw(shape.tokens, shape.q_heads), draw(shape.keys, shape.kv_heads), draw(shape.keys, shape.kv_heads)
 
 
-def _measure(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor, timed: bool = True) -> Measured:
+def _flaw(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why a kernel cannot take a shape, or what is wrong with its numbers; None where they are right."""
     reason = kernel.refuses(shape)
     if reason is not None:
-        return Measured(kernel.name, reason)
+        return reason
     scale = shape.head_dim**-0.5
     try:
-        _wait(shape.device)
-        start = time.perf_counter()
         state = kernel.run(q, k, v, scale, shape.mask)
-        _wait(shape.device)
-        first = (time.perf_counter() - start) * 1e3
         rows, out, lse = sample(q, k, v, scale, shape.mask)
         lse_error = float((state.lse[rows].float() - lse).abs().max())
         out_error = float((state.out[rows].float() - out).norm() / out.norm())
-        # compared so that a nan is wrong too
-        if not (lse_error <= LSE_ERROR and out_error <= OUT_ERROR):
-            wrong = f"its log-sum-exp differs by {lse_error:.1e}, its output by {out_error:.1e}"
-            return Measured(kernel.name, wrong, lse_error=lse_error, out_error=out_error)
-        if not timed:
-            return Measured(kernel.name, None, None, first, None, lse_error, out_error)
-        del state
-        ms = _time(lambda: kernel.run(q, k, v, scale, shape.mask), shape.device)
     except Exception as error:  # a kernel that this machine's PyTorch cannot run
-        return Measured(kernel.name, " ".join(str(error).split())[:200] or type(error).__name__)
-    return Measured(kernel.name, None, ms, first, shape.flops / ms / 1e9, lse_error, out_error)
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    # compared so that a nan is wrong too
+    if not (lse_error <= LSE_ERROR and out_error <= OUT_ERROR):
+        return f"its log-sum-exp differs by {lse_error:.1e}, its output by {out_error:.1e}"
+    return None
 
 
 def sample(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,8 +133,7 @@ def sample(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> tuple[T
     rows = torch.linspace(0, t - 1, min(ROWS, t), device=q.device).long()
     part = q[rows].float().view(len(rows), k.shape[1], group, q.shape[2])
     scores = torch.einsum("rhgd,nhd->rhgn", part, k.float()) * scale
-    if mask.softcap is not None:
-        scores = mask.softcap * torch.tanh(scores / mask.softcap)
+    scores = capped(scores, mask.softcap)
     if mask.causal:
         behind = (n - t + rows)[:, None] - torch.arange(n, device=q.device)
         seen = behind >= 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.prompt.mask import Mask, Shape
-from coattn.kernels.reference.attend_causal import attend_causal
+from coattn.kernels.prompt.reference import reference
 from coattn.state import AttnState
 
 TILES = (8192, 4096, 2048)
@@ -26,6 +26,8 @@ HALVES = (torch.bfloat16, torch.float16)
 ON_CPU = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = 256
 """Head size."""
+LEAST_TILE, MOST_TILE = 64, 512
+"""Queries of a tile under a window: about as many as it reaches, so that half of what is computed is seen."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,11 @@ def _cpu_refuses(shape: Shape) -> str | None:
 def _cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> AttnState:
     """Rows of a head side by side: the kernel's products run over them. A group shares its head by a stride of zero."""
     if mask.window is not None:
-        from coattn.kernels.prompt.window import attend_window
-
-        return attend_window(q, k, v, scale, mask, on_cpu)
-    return on_cpu(q, k, v, scale, mask.causal, None)
+        return _cpu_window(q, k, v, scale, mask, mask.window)
+    return _cpu_whole(q, k, v, scale, mask.causal, None)
 
 
-def on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, bias: Tensor | None) -> AttnState:
+def _cpu_whole(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, bias: Tensor | None) -> AttnState:
     """bias `[t, n]`, of q's dtype, is added to the scores."""
     (t, q_heads, d), kv_heads = q.shape, k.shape[1]
     group = q_heads // kv_heads
@@ -125,12 +125,27 @@ def on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, bias: Te
     return AttnState(out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1))
 
 
-def _reference_refuses(_shape: Shape) -> str | None:
-    return None
-
-
-def _reference(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> AttnState:
-    return attend_causal(q, k, v, scale, mask.softcap, mask.window, mask.sinks, after=not mask.causal)
+def _cpu_window(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, window: int) -> AttnState:
+    """Queries in tiles, each over the keys that any of them sees, with a mask. q are the last of the tokens of k, v;
+    cost: t x (window + tile) pairs instead of t x n."""
+    t, n = len(q), len(k)
+    tile = min(MOST_TILE, max(LEAST_TILE, window))
+    parts = []
+    for start in range(0, t, tile):
+        end = min(t, start + tile)
+        positions = torch.arange(n - t + start, n - t + end)
+        first, last = max(0, n - t + start - window + 1), n - t + end
+        kept = torch.arange(first, last)
+        keys, values = k[first:last], v[first:last]
+        sinks = min(mask.sinks, first)
+        if sinks:
+            kept = torch.cat([torch.arange(sinks), kept])
+            keys, values = (torch.cat([x[:sinks], part]) for x, part in ((k, keys), (v, values)))
+        behind = positions[:, None] - kept[None]
+        seen = (behind >= 0) & ((behind < window) | (kept < mask.sinks)[None])
+        bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+        parts.append(_cpu_whole(q[start:end], keys, values, scale, False, bias))
+    return AttnState(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
 
 
 KERNELS = (
@@ -138,7 +153,7 @@ KERNELS = (
     Kernel("flash", _flash_refuses, _flash),
     Kernel("own", _own_refuses, _own),
     Kernel("cpu", _cpu_refuses, _cpu),
-    Kernel("reference", _reference_refuses, _reference),
+    Kernel("reference", lambda _: None, reference),
 )
 """Fastest first, where nothing was measured."""
 

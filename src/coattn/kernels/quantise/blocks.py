@@ -101,8 +101,8 @@ def pack_blocks(blocks: Tensor) -> Tensor:
     layout = Layout(block, d)
     wide = blocks.float()
     keys, values = wide[:, :, 0], wide[:, :, 1]
-    key_codes, key_scale, key_low = _codes(keys, -2)
-    value_codes, value_scale, value_low = _codes(values, -1)
+    key_codes, key_scale, key_low = codes_along(keys, -2)
+    value_codes, value_scale, value_low = codes_along(values, -1)
     numbers = torch.cat([x.flatten(2) for x in (key_scale, key_low, value_scale, value_low)], -1)
     out = torch.zeros(n, kv_heads, layout.bytes, dtype=torch.uint8, device=blocks.device)
     codes = codes_of(out, layout)
@@ -123,10 +123,10 @@ def unpack_blocks(packed: Tensor, block: int, d: int, dtype: torch.dtype) -> Ten
     return numbers.to(dtype)
 
 
-def _codes(x: Tensor, over: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, and float16 scales and minima of the numbers along one dimension."""
+def codes_along(x: Tensor, over: int, levels: int = LEVELS) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, and float16 scales and minima of the numbers along one dimension, which stays as one of size 1."""
     low = x.amin(over, keepdim=True).half()
-    scale = ((x.amax(over, keepdim=True) - low.float()) / LEVELS).half()
+    scale = ((x.amax(over, keepdim=True) - low.float()) / levels).half()
     step = scale.float().masked_fill(scale == 0, 1.0)
-    codes = ((x - low.float()) / step + 0.5).floor().clamp(0, LEVELS).to(torch.uint8)
+    codes = ((x - low.float()) / step + 0.5).floor().clamp(0, levels).to(torch.uint8)
     return codes, scale, low

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from coattn.kernels.quantise.basis import Basis
 from coattn.kernels.quantise.grid import Grid
-from coattn.kernels.quantise.kmeans import kmeans
-from coattn.kernels.quantise.nearest import Nearest
+from coattn.kernels.quantise.kmeans import Nearest, kmeans
 from coattn.types import LayerShape
 
 
@@ -56,7 +55,7 @@ class Codebook:
     def encode(self, keys: Tensor) -> Tensor:
         """keys `[..., d]`, with a basis `[..., kv_heads, d]` -> codes `[..., groups]` int16.
 
-        In PyTorch, wherever the keys are; `ops/encode_keys.py` has a kernel for a GPU.
+        In PyTorch, wherever the keys are; `kernels/encode_keys.py` has a kernel for a GPU.
         """
         if self.basis is not None:
             keys = self.basis.keys(keys)

@@ -1,4 +1,4 @@
-"""Codebooks in a file: centroids of every layer, and what they were made of."""
+"""What `coattn calibrate` writes: tensors of every layer in a file, and what they were made of; codebooks are so."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
+from torch import Tensor
 
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.basis import Basis
@@ -41,6 +43,28 @@ class Origin:
     """Whether keys are turned to a basis before they are cut."""
 
 
+def write_file(path: Path, tensors: dict[str, Tensor], form: str, origin: Any) -> None:
+    """origin: a dataclass, what the file says of itself."""
+    # through a file of ours: safetensors makes its own readable for nobody else
+    path.write_bytes(serialise(tensors, {"format": form, "origin": json.dumps(asdict(origin))}))
+
+
+def read_file(path: str, form: str, name: str, kind: str, hint: str) -> dict[str, Any]:
+    """What a file says of itself. Raises ConfigError where it is not one of this form: `name` in the words of people,
+    `kind` of what it holds."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except FileNotFoundError:
+        raise ConfigError(f"There is no {name} {path}.", hint) from None
+    except (OSError, SafetensorError, TypeError):
+        raise ConfigError(f"{path} cannot be read as a {kind}: it is damaged, or another kind of file.", hint) from None
+    if metadata.get("format") != form:
+        raise ConfigError(f"{path} is not a {kind} of this version.", hint)
+    origin = json.loads(metadata["origin"])
+    return {**origin, "marks": tuple(origin["marks"])}
+
+
 def save(path: Path, books: Mapping[int, Codebook], origin: Origin) -> None:
     """Writes the books of layers `0 .. n - 1`; whether they have a basis is theirs to say."""
     origin = replace(origin, basis=any(book.basis is not None for book in books.values()))
@@ -48,26 +72,12 @@ def save(path: Path, books: Mapping[int, Codebook], origin: Origin) -> None:
     for i, book in books.items():
         if book.basis is not None:
             tensors[f"basis.{i}"] = book.basis.to.float().contiguous()
-    # through a file of ours: safetensors makes its own readable for nobody else
-    path.write_bytes(serialise(tensors, {"format": FORMAT, "origin": json.dumps(asdict(origin))}))
+    write_file(path, tensors, FORMAT, origin)
 
 
 def read_origin(path: str) -> Origin:
     """What a file says of itself. Raises ConfigError where it is not a codebook."""
-    try:
-        with safe_open(path, "pt") as file:
-            found = file.metadata() or {}
-    except FileNotFoundError:
-        raise ConfigError(f"There is no codebook {path}.", "Make one with `coattn calibrate hcattention`.") from None
-    except (OSError, SafetensorError, TypeError):
-        raise ConfigError(
-            f"{path} cannot be read as a codebook: it is damaged, or another kind of file.",
-            "Make one with `coattn calibrate hcattention`.",
-        ) from None
-    if found.get("format") != FORMAT:
-        raise ConfigError(f"{path} is not a codebook of this version.", "Make one with `coattn calibrate hcattention`.")
-    origin = json.loads(found["origin"])
-    return Origin(**{**origin, "marks": tuple(origin["marks"])})
+    return Origin(**read_file(path, FORMAT, "codebook", "codebook", "Make one with `coattn calibrate hcattention`."))
 
 
 def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Codebook]:

@@ -70,13 +70,3 @@ class Grid:
         every = torch.arange(count, dtype=torch.int16, device=points.device)
         ends = torch.cat([*counts, torch.tensor([count], device=points.device)]).cumsum(0).int()
         return Grid(edges, torch.cat([ends.new_zeros(1), ends]), torch.cat([*found, every]))
-
-    def cell(self, points: Tensor) -> Tensor:
-        """points `[n, width]` -> the number of each one's cell, as kernels find it."""
-        along, number = self.cells, torch.zeros(len(points), dtype=torch.long, device=points.device)
-        outside = torch.zeros(len(points), dtype=torch.bool, device=points.device)
-        for axis, edges in enumerate(self.edges):
-            x = points[:, axis].float().contiguous()
-            number = number * along + (torch.searchsorted(edges, x, right=True) - 1).clamp(0, along - 1)
-            outside |= ~((x >= edges[0]) & (x <= edges[-1]))
-        return torch.where(outside, along ** len(self.edges), number)

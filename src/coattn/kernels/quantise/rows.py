@@ -12,14 +12,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coattn.types import LayerShape
+
 ZERO = 128
 """The code of a channel that is zero; codes are one byte from 1 to 255."""
 STEPS = 127
 TILE = 16
 """Places are a multiple of this."""
+SIZES = (64, 128)
+"""Channels of a head that GPUs have a kernel for."""
 HOT = 4096
 """Rows of a sequence and KV head that steps attend to without being asked, where nobody says how many: those wanted
 last. At 10 sequences of 65,536 tokens another thousand takes 5 us a layer."""
+
+
+def has_form(shape: LayerShape) -> bool:
+    """Whether GPUs have a kernel for pools of such a layer in 8 bits."""
+    group = shape.q_heads // shape.kv_heads
+    return shape.head_dim in SIZES and group <= 8 and shape.dtype in (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,17 @@ class Sketcher:
         return worth, torch.einsum("rhgd,rhd->rhg", q.float(), self.base)
 
 
+class Sketched(NamedTuple):
+    """Sketched keys of a step's sequences: kept `[blocks, kv_heads, block, words]` int32, of which table `[rows,
+    blocks]` lists the first `tokens` `[rows]`; `sketcher` has every sequence, by `seq` `[rows]`. Lists are int32."""
+
+    kept: Tensor
+    table: Tensor
+    tokens: Tensor
+    sketcher: Sketcher
+    seq: Tensor
+
+
 def unpack(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """`[..., planes / 32]` int32 -> `[..., planes]`, 0 or 1."""
     at = torch.arange(WORD, dtype=torch.int32, device=words.device)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
+from safetensors import safe_open
 from torch import Tensor
 
 from coattn.errors import ConfigError
-from coattn.kernels.quantise.file import same_mark
+from coattn.kernels.quantise.file import read_file, same_mark, write_file
 from coattn.types import LayerShape
 
 FORMAT = "coattn-skew-1"
-HINT = "Make one with `coattn calibrate infinigen`."
 
 
 @dataclass(frozen=True)
@@ -65,22 +62,12 @@ def save(path: Path, layers: Mapping[int, Skew], origin: SkewOrigin) -> None:
     tensors: dict[str, Tensor] = {}
     for i, each in layers.items():
         tensors |= {f"matrix.{i}": each.matrix.contiguous(), f"order.{i}": each.order.contiguous()}
-    path.write_bytes(serialise(tensors, {"format": FORMAT, "origin": json.dumps(asdict(origin))}))
+    write_file(path, tensors, FORMAT, origin)
 
 
 def read_origin(path: str) -> SkewOrigin:
     """What a file says of itself. Raises ConfigError where it is not a skew."""
-    try:
-        with safe_open(path, "pt") as file:
-            found = file.metadata() or {}
-    except FileNotFoundError:
-        raise ConfigError(f"There is no skew file {path}.", HINT) from None
-    except (OSError, SafetensorError, TypeError):
-        raise ConfigError(f"{path} cannot be read as a skew: it is damaged, or another kind of file.", HINT) from None
-    if found.get("format") != FORMAT:
-        raise ConfigError(f"{path} is not a skew of this version.", HINT)
-    origin = json.loads(found["origin"])
-    return SkewOrigin(**{**origin, "marks": tuple(origin["marks"])})
+    return SkewOrigin(**read_file(path, FORMAT, "skew file", "skew", "Make one with `coattn calibrate infinigen`."))
 
 
 def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Skew]:

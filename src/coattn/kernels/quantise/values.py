@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coattn.kernels.quantise.blocks import codes_along
+
 LEVELS = {"int8": 255, "int4": 15}
 FORMS = ("model", *LEVELS)
 
@@ -55,12 +57,9 @@ def pack_values(values: Tensor, form: str) -> Tensor:
     levels, parts = LEVELS[form], 1 if form == "int8" else 2
     n, kv_heads, block, d = values.shape
     split = values.float().view(n, kv_heads, block, parts, d // parts)
-    low = split.amin(-1).half()
-    scale = ((split.amax(-1) - low.float()) / levels).half()
-    over = scale.float().masked_fill(scale == 0, 1.0)
-    codes = ((split - low.float()[..., None]) / over[..., None] + 0.5).floor().clamp(0, levels).to(torch.uint8)
+    codes, scale, low = codes_along(split, -1, levels)
     rows = codes[..., 0, :] if parts == 1 else codes[..., 0, :] | (codes[..., 1, :] << 4)
-    numbers = torch.cat([scale, low], -1).view(torch.uint8)  # [n, kv_heads, block, 4 * parts]
+    numbers = torch.cat([scale[..., 0], low[..., 0]], -1).view(torch.uint8)  # [n, kv_heads, block, 4 * parts]
     made = torch.cat([rows, numbers], -1).flatten(2)
     return torch.nn.functional.pad(made, (0, block_bytes(form, block, d) - made.shape[2]))
 

@@ -67,14 +67,10 @@ def append(
     places: Tensor,
     k: Tensor,
     v: Tensor,
-    host: Tensor | PackedBlocks | None,
-    flush_to: Tensor | None,
+    host: Tensor | PackedBlocks | None = None,
+    flush_to: Tensor | None = None,
 ) -> None:
-    """k, v `[seqs, kv_heads, d]` into rows `places` of blocks `ids` of gpu `[n, kv_heads, 2, block, d]`.
-
-    flush_to: the block in DRAM that each is written through to, or negative. `host` lies in mapped memory, and may be
-    in 8 bits.
-    """
+    """See `kernels/append.py`; blocks that are written through have a power of two of rows (`CacheConfig`)."""
     seqs, kv_heads, d = k.shape
     block = gpu.shape[3]
     away = memory_of(gpu if host is None else host)
@@ -111,8 +107,8 @@ def _write_rows(
 
 
 def write_rows(gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
-    """k, v `[tokens, kv_heads, d]` into rows `places` of blocks `ids`, both int64 `[tokens]`, of gpu
-    `[n, kv_heads, 2, block, d]`, whose rows of a block and head are contiguous."""
+    """See `kernels/append.py`; ids, places int64 `[tokens]`. Rows of a block and head are contiguous."""
+    ids, places, k, v = (x.to(gpu.device) for x in (ids, places, k, v))
     tokens, kv_heads, d = k.shape
     if not tokens:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import triton
@@ -234,21 +233,8 @@ def _fetch(
         tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
 
 
-class _Lists(NamedTuple):
-    """What was chosen: see the kernels. look: tokens that a split is a multiple of."""
-
-    ids: Tensor
-    later: Tensor
-    counts: Tensor
-    tail: Tensor
-    look: int
-
-    @property
-    def pad(self) -> int:
-        return int(triton.next_power_of_2(self.counts.shape[2]))
-
-
-def _chosen(work: ScoredEntries, pool: PoolTensors) -> _Lists:
+def _chosen(work: ScoredEntries, pool: PoolTensors) -> tuple[Chosen, Tensor]:
+    """Entries, and what all others of each piece weigh, `[rows, splits, q_heads]`."""
     (rows, kv_heads, group, n), device = work.scores.shape, work.seq.device
     splits = splits_of(rows * kv_heads)
     tail = torch.empty(rows, splits, kv_heads * group, dtype=torch.float32, device=device)
@@ -256,9 +242,10 @@ def _chosen(work: ScoredEntries, pool: PoolTensors) -> _Lists:
     ids = torch.empty(rows, kv_heads, n, dtype=torch.int32, device=device)
     later = torch.empty(rows, kv_heads, splits, FRESH, dtype=torch.int32, device=device)
     scores = work.scores
+    chosen = Chosen(ids, later, count, work.tokens, scores.chunk if isinstance(scores, Scan) else LOOK)
     if isinstance(scores, Scan):
-        cuda.choose_scored(scores, work.bound, pool, work.sync_fetch, work.fetch, ids, later, count, tail)
-        return _Lists(ids, later, count, tail, scores.chunk)
+        cuda.choose_scored(work, pool, chosen, tail)
+        return chosen, tail
     _choose[(rows, kv_heads, splits)](
         work.tokens, scores, work.bound, ids, later, tail, count, work.seq, pool.place_of, pool.age, pool.clock,
         work.sync_fetch, work.fetch, kv_heads, n, splits, pool.place_of.shape[-1], pool.age.shape[-1], scores.stride(1),
@@ -266,17 +253,17 @@ def _chosen(work: ScoredEntries, pool: PoolTensors) -> _Lists:
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=LOOK, FRESH=FRESH,
         COLD=COLD, num_warps=4,
     )  # fmt: skip
-    return _Lists(ids, later, count, tail, LOOK)
+    return chosen, tail
 
 
-def _listed(work: ScoredEntries, pool: PoolTensors, lists: _Lists) -> None:
+def _listed(work: ScoredEntries, pool: PoolTensors, chosen: Chosen) -> None:
     """The pool's books say what comes."""
     rows, kv_heads, _, n = work.scores.shape
     _list[(rows, kv_heads)](
-        work.tokens, lists.ids, lists.later, lists.counts, work.seq, pool.free_places, pool.incoming,
+        work.tokens, chosen.ids, chosen.later, chosen.count, work.seq, pool.free_places, pool.incoming,
         pool.num_incoming, pool.num_attended,
-        kv_heads, n, lists.counts.shape[2],
-        FRESH=FRESH, SOME=SOME, SPLITS_PAD=lists.pad, LOOK=lists.look, num_warps=4,
+        kv_heads, n, chosen.count.shape[2],
+        FRESH=FRESH, SOME=SOME, SPLITS_PAD=triton.next_power_of_2(chosen.count.shape[2]), LOOK=chosen.look, num_warps=4,
     )  # fmt: skip
 
 
@@ -293,9 +280,8 @@ def attend_scored(
     """See `kernels/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
     (kv_heads, _, n), away = work.scores.shape[1:], Entries.of(memory)
-    lists, group = _chosen(work, pool), q_heads // kv_heads
-    chosen = Chosen(lists.ids, lists.later, lists.counts, work.tokens, lists.look)
-    splits, home, many = lists.counts.shape[2], Home.of(pool), rows * kv_heads > MANY
+    (chosen, tail), group = _chosen(work, pool), q_heads // kv_heads
+    splits, home, many = chosen.count.shape[2], Home.of(pool), rows * kv_heads > MANY
     parts = PARTS if many else splits
     pieces = parts if pool.packed is None else parts + (NEAR if many else FEW_NEAR)
     out = torch.empty(rows, pieces + 1, q_heads, d, dtype=torch.float32, device=q.device)
@@ -303,12 +289,12 @@ def attend_scored(
 
     def fetch() -> None:
         _fetch[(rows, kv_heads, parts)](
-            q, away.memory, away.scales, work.table, work.tokens, lists.ids, lists.counts, lists.tail, work.mean, out,
+            q, away.memory, away.scales, work.table, work.tokens, chosen.ids, chosen.count, tail, work.mean, out,
             lse, *home.tensors, *home.sizes, work.seq, pool.free_places, pool.age, home.since, scale, softcap or 1.0,
             kv_heads,
             n, splits, parts, pieces, q.stride(0), q.stride(2), *away.strides, work.table.stride(0), GROUP=group,
-            GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=lists.look, ROWS=ROWS, SPLITS_PAD=lists.pad,
-            **home.forms, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
+            GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=chosen.look, ROWS=ROWS,
+            SPLITS_PAD=triton.next_power_of_2(splits), **home.forms, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
             maxnreg=REGISTERS[away.sizes["PACKED"]],
         )  # fmt: skip
@@ -316,10 +302,10 @@ def attend_scored(
     # what crosses PCIe takes longest, so it comes first
     far, books = lanes or (SideStream(), SideStream())
     far.run(q.device, fetch)
-    books.run(q.device, lambda: _listed(work, pool, lists))
+    books.run(q.device, lambda: _listed(work, pool, chosen))
     near = chosen if cold is None else cold()
     if pool.packed is not None:
         pools.look_up(q, pool, work.seq, near, Split(out, lse), slice(parts, pieces), scale, softcap)
     far.join()
     books.join()
-    return Taken(Split(out, lse), lists.counts[..., 0], lists.counts[..., 1], near.count[..., 2])
+    return Taken(Split(out, lse), chosen.count[..., 0], chosen.count[..., 1], near.count[..., 2])

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.noted_case import NotedCase
+from coattn.kernels.note_case import NotedCase
 
 
 @triton.jit
@@ -53,17 +53,10 @@ def _note(
 
 
 def note_case(
-    into: NotedCase,
-    choice: Tensor,
+    q: Tensor, out: Tensor, near: Tensor, far: Tensor, memory: Tensor, block: Tensor, into: NotedCase, choice: Tensor,
     layer: int,
-    q: Tensor,
-    out: Tensor,
-    near: Tensor,
-    far: Tensor,
-    memory: Tensor,
-    block: Tensor,
-) -> None:
-    """See `ops/note_case.py`."""
+) -> None:  # fmt: skip
+    """See `kernels/note_case.py`."""
     near, far = near.contiguous(), far.contiguous()
     _note[(into.group + 2 * into.block,)](
         into.flat, choice, layer, q, out, near, far, memory, block, near.shape[1], far.shape[1],

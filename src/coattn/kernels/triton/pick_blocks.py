@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from coattn.kernels.digest import Scores
 from coattn.kernels.lists import Lists, Residents, Rows
-from coattn.kernels.reference.pick_blocks import Scores
 
 LEAST = tl.constexpr(-2147483648)
 MOST = tl.constexpr(2147483647)

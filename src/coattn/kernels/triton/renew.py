@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coattn.kernels.lists import Lists, Residents, Rows
-from coattn.kernels.reference.renew import Due
+from coattn.kernels.renew import Due
 from coattn.kernels.triton.packed import halves_of
 from coattn.kernels.triton.recall import block_sizes, copy_block
 

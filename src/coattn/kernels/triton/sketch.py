@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.pool_memory import COLD
-from coattn.kernels.quantise.sketch import WORD, Scores, Sketcher, guess
+from coattn.kernels.pool_memory import COLD, PoolTensors
+from coattn.kernels.quantise.sketch import WORD, Scores, Sketched, Sketcher, guess
 from coattn.kernels.triton.softcap import capped
 
 ROWS = 128
@@ -90,18 +90,9 @@ def _score(
     tl.store(inside_ptr + to, inside, mask=real)
 
 
-def score_sketch(
-    q: Tensor,
-    kept: Tensor,
-    table: Tensor,
-    tokens: Tensor,
-    sketcher: Sketcher,
-    seq: Tensor,
-    scale: float,
-    softcap: float | None,
-    place_of: Tensor,
-) -> Scores:
+def score_sketch(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: PoolTensors) -> Scores:
     """See `kernels/sketch.py`; scores of tiles that a row does not reach are not written."""
+    kept, table, tokens, sketcher, seq = keys
     (rows, q_heads, d), (_, kv_heads, block, words) = q.shape, kept.shape
     group, planes, n = q_heads // kv_heads, words * WORD, table.shape[1] * block
     plain = q.dtype == torch.float32
@@ -118,8 +109,8 @@ def score_sketch(
     out = torch.empty(rows, kv_heads, group, n, dtype=torch.float32, device=q.device)
     lse, inside = torch.empty(2, rows, tiles, q_heads, dtype=torch.float32, device=q.device)
     _score[(rows, kv_heads, tiles)](
-        worth, rest, kept, table, tokens, seq, place_of, out, lse, inside, softcap or 1.0, kv_heads, n, tiles,
-        place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
+        worth, rest, kept, table, tokens, seq, pool.place_of, out, lse, inside, softcap or 1.0, kv_heads, n, tiles,
+        pool.place_of.shape[-1], kept.stride(0), kept.stride(1), table.stride(0),
         **sizes, BLOCK=block, ROWS=ROWS, WORDS=words, WORDS_PAD=triton.next_power_of_2(words),
         COLD=COLD, CAP=softcap is not None, PRECISION=precision, num_warps=4,
     )  # fmt: skip

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coattn.kernels.cuda import nvrtc
+from coattn.kernels.cuda import renew_pool as cuda
 from coattn.kernels.pool_memory import FRESH, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.triton.packed import Entries, read_entries
@@ -192,7 +194,10 @@ def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: 
 
 
 def renew_pool(pool: PoolTensors, seq: Tensor) -> None:
-    """See `kernels/token_pool.py`."""
+    """See `kernels/token_pool.py`; in CUDA C++ where that can be compiled."""
+    if nvrtc.available(seq.device):
+        cuda.renew_pool(pool, seq)
+        return
     (slots, heads), places = pool.clock.shape, pool.age.shape[-1]
     pad = triton.next_power_of_2(places)
     _renew[(len(seq), heads)](

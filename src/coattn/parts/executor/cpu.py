@@ -15,9 +15,8 @@ from coattn.kernels import flash
 from coattn.kernels.attend import attend
 from coattn.kernels.native import attend as native
 from coattn.kernels.quantise.blocks import PackedBlocks
-from coattn.kernels.reference.weighted_sum import gather_rows
 from coattn.kernels.softcap import softcap
-from coattn.kernels.weighted_sum import weighted_sum
+from coattn.kernels.weighted_sum import gather_rows, weighted_sum
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.parts.executor.pull import Pull

@@ -16,7 +16,6 @@ from coattn.kernels.native import attend as attending
 from coattn.kernels.native import weighted_sum as summing
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.quantise.values import ValueBlocks
-from coattn.native.entries import plan_weighted_sum
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Result
 from coattn.parts.handover.mailbox import Mailbox, MailboxThread
@@ -161,8 +160,10 @@ class SumMailbox(Mailbox):
             shape, table = self.layers[layer], self.table.host("host_blocks")
             out = (self.batch, shape.q_heads, shape.head_dim)
             slot = SumSlot(*self._cut((torch.int32, (self.batch, shape.kv_heads)), (torch.float32, out)))
-            entries = native.Entries(summing.entries_of(values), table.view(self.batch, 1, -1))
-            plan = plan_weighted_sum(self.weights, self.index, slot.counts, entries, into=slot.out)
+            listed = table.view(self.batch, 1, -1)
+            plan = native.plan_weighted_sum(
+                self.weights, self.index, slot.counts, summing.source(values), listed, into=slot.out
+            )
             self._add(layer, plan, slot.post, slot.reply)
             self.slots[layer] = slot
         return self.slots[layer]

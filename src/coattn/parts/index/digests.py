@@ -12,10 +12,8 @@ from coattn.cache.config import CacheConfig
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
+from coattn.kernels.digest import Scores, digest, score_blocks, score_parts
 from coattn.kernels.lists import Rows
-from coattn.kernels.pick_blocks import Scores, score_parts
-from coattn.kernels.reference.digest import digest
-from coattn.kernels.score_digest import score_blocks
 from coattn.kernels.upload import upload
 from coattn.part import check_number
 from coattn.parts.index.base import Index
@@ -76,7 +74,8 @@ class Digests(Index):
     def scores(self, layer: int, q: Tensor, rows: Rows, scale: float) -> Scores:
         """q `[rows, q_heads, d]` against the blocks in DRAM that a decode step may pick from."""
         softcap = self.cache.spec.layers[layer].softcap
-        return score_parts(q, self.of(layer), rows, self.cache.block, scale, softcap, self.slack)
+        table, tokens = rows.host_blocks, rows.host_lens
+        return score_parts(q, self.of(layer), table, tokens, self.cache.block, scale, softcap, self.slack)
 
     def listed_scores(self, layer: int, q: Tensor, listed: BlockList, scale: float, sinks: int) -> Tensor:
         """q against any listed blocks -> float32 `[seqs, kv_heads, n]`; see `score_blocks`."""

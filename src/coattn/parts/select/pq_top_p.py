@@ -13,7 +13,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.attend import attend
-from coattn.kernels.reference.top_p import TAILS, top_p
+from coattn.kernels.top_p import TAILS, top_p
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index

@@ -52,7 +52,7 @@ class Means:
         """`[seqs, q_heads, d]` float32: for each query head the mean value of its KV head."""
         sums, group = self.sums[layer], shape.q_heads // shape.kv_heads
         if sums.device.type == "cuda":
-            from coattn.kernels.triton.mean_values import mean_values
+            from coattn.kernels.triton.flush import mean_values
 
             return mean_values(sums, table.seq, group)
         found = sums[table.seq.long()]

@@ -1,31 +1,24 @@
-"""Causal attention of the last tokens of a run over the whole run."""
+"""The plain meaning of `attend_prompt`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from coattn.kernels.prompt.mask import Mask
+from coattn.kernels.softcap import softcap as capped
 from coattn.state import AttnState
 
 CHUNK = 256
 """Queries per chunk: bounds the score matrix to `q_heads x CHUNK x keys` floats."""
 
 
-def attend_causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    softcap: float | None,
-    window: int | None,
-    sinks: int = 0,
-    after: bool = False,
-) -> AttnState:
-    """q `[t, q_heads, d]` are the last t of the tokens of k, v `[n, kv_heads, d]` -> out like q, lse `[t, q_heads]`.
+def reference(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> AttnState:
+    """q `[t, q_heads, d]`, k, v `[n, kv_heads, d]` -> out like q, lse `[t, q_heads]`; see `Mask`.
 
-    A query at position p sees keys at `max(0, p - window + 1) .. p`, and the first `sinks` keys up to p.
-    after: the queries come after all n tokens instead, and see every key; there is no window then.
+    Under a window a query at position p sees keys at `max(0, p - window + 1) .. p`, and the first `sinks` keys up to p.
     """
+    window, sinks = mask.window, mask.sinks
     t, q_heads, d = q.shape
     n, kv_heads, _ = k.shape
     keys, values = (x.to(torch.float32).transpose(0, 1) for x in (k, v))
@@ -34,16 +27,14 @@ def attend_causal(
         part = q[start : start + CHUNK].to(torch.float32) * scale
         position = torch.arange(start, start + len(part), device=q.device)[:, None] + (n - t)
         first = 0 if window is None or sinks else max(0, n - t + start - window + 1)
-        end = n if after else n - t + start + len(part)
+        end = n - t + start + len(part) if mask.causal else n
         key_position = torch.arange(first, end, device=q.device)[None, :]
-        seen = (key_position <= position) | after
+        seen = (key_position <= position) | (not mask.causal)
         if window is not None:
             seen &= (key_position > position - window) | (key_position < sinks)
         grouped = part.view(len(part), kv_heads, q_heads // kv_heads, d)
         scores = torch.einsum("thgd,hnd->htgn", grouped, keys[:, first:end])
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~seen[None, :, None, :], -torch.inf)
+        scores = capped(scores, mask.softcap).masked_fill(~seen[None, :, None, :], -torch.inf)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
         outs.append(torch.einsum("htgn,hnd->thgd", weights, values[:, first:end]).reshape(part.shape))

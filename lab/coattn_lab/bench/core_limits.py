@@ -1,4 +1,4 @@
-"""What the machine can do at most, for benchmarks."""
+"""What the CPU and its memory can do at most: measured by loops of the C++ core."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Plain-PyTorch meaning of every operation: short, obviously right, any device. Every backend is tested against it."""
