@@ -80,6 +80,12 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [found[i] for i in range(layers)]
 
 
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder's layers, in order: those that the attention modules belong to."""
+    parents = {child: layer for layer in model.get_decoder().modules() for child in layer.children()}
+    return [parents[module] for module in attention_modules(model)]
+
+
 def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
     """Shape, window, soft-cap, dtype and device of each layer's attention."""
     config = model.config

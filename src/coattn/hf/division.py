@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from coattn.errors import ConfigError
-from coattn.hf.architectures import attention_modules
+from coattn.hf.architectures import layers_of
 from coattn.hf.load import choose_device
-from coattn.hf.query import layer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,11 +132,6 @@ def divide(weights: Sizes, kv: Sequence[int], devices: Sequence[torch.device], s
                     step[end] = found
         best = step
     return Division(tuple(devices), best[n][1])
-
-
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's layers, in order."""
-    return [layer_of(model, module) for module in attention_modules(model)]
 
 
 def modules_after(model: PreTrainedModel) -> list[nn.Module]:

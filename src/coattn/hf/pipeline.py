@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.division import Division, layers_of, modules_after
+from coattn.hf.architectures import layers_of
+from coattn.hf.division import Division, modules_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

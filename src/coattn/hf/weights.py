@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from coattn.cache.host_memory import host_memory
 from coattn.errors import ConfigError
-from coattn.hf.architectures import attention_modules
+from coattn.hf.architectures import layers_of
 from coattn.hf.fuse.same import replaced
 from coattn.hf.fuse.siblings import NAMES
-from coattn.hf.query import layer_of
 from coattn.hf.stored import stored
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def split(model: PreTrainedModel, share: float) -> Split:
 
     At least the staging memory is on the GPU. model: may be on a device without memory.
     """
-    layers = _layers(model)
+    layers = layers_of(model)
     stay = max(0, int(share * len(layers)) - SLOTS)
     n = len(layers) - stay
     if n <= SLOTS:
@@ -91,7 +90,7 @@ class StagedWeights:
         self.copies: list[int] = []
         """Staged layers in the order in which they were brought in, by their place among these; since the last step
         began."""
-        layers = _layers(model)
+        layers = layers_of(model)
         staged = [layers[i] for i in self.split.staged]
         _refuse_packed(staged)
         self._pieces = [list(_pieces(layer)) for layer in staged]
@@ -236,10 +235,6 @@ class StagedWeights:
         self.slots[slot][: self.sizes[j]].copy_(self.host[j], non_blocking=True)
         self.held[slot] = j
         self.copies.append(j)
-
-
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    return [layer_of(model, module) for module in attention_modules(model)]
 
 
 def _refuse_packed(layers: Iterable[nn.Module]) -> None:

@@ -95,7 +95,7 @@ class Fusion:
 
     def _layer_fits(self, module: nn.Module, form: LayerForm) -> bool:
         """Checked with an attention that anybody can compute, since the cache has nothing to attend to yet."""
-        with self._beside(module), self.session.pretending(_Pretend()):
+        with self._beside(module), self.session.calling(_Pretend(), None):
             x = self._random(1, 3, int(self.model.config.hidden_size))
             cos, sin = self._angles()
             options = {"position_embeddings": (cos, sin), "attention_mask": None, "position_ids": None}
