@@ -138,7 +138,7 @@ def attention_forward(
         else:  # `use_cache=False`: dense over each sequence's own tokens
             counts = [columns] * batch if tokens is None else tokens.sum(1).tolist()
             sequences = zip(*(torch.split(x, counts) for x in (q, k, v)), strict=True)
-            out = torch.cat([prefill(*each, scale, shape) for each in sequences if len(each[0])])
+            out = torch.cat([prefill(a, b, c, scale, shape) for a, b, c in sequences if len(a)])
         out = _unpack(out, tokens, batch, columns)
     if torch.is_grad_enabled() and query.requires_grad:
         out = _InferenceOnly.apply(query, out)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from coattn.errors import ConfigError
 from coattn.hf.architectures import layers_of
 from coattn.hf.fuse.same import replaced
 from coattn.hf.fuse.siblings import NAMES
-from coattn.hf.stored import stored
+from coattn.hf.stored import bytes_of, move_buffers, move_parameter, stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,10 +48,10 @@ def split(model: PreTrainedModel, share: float) -> Split:
     stay = max(0, int(share * len(layers)) - SLOTS)
     n = len(layers) - stay
     if n <= SLOTS:
-        return Split((), sum(p.nbytes for p in model.parameters()), 0, 0)
+        return Split((), bytes_of(model), 0, 0)
     staged = tuple(i for i in range(len(layers)) if (i + 1) * n // len(layers) > i * n // len(layers))
-    sizes = [sum(p.nbytes for p in layers[i].parameters()) for i in staged]
-    gpu = sum(p.nbytes for p in model.parameters()) - sum(sizes) + SLOTS * max(sizes)
+    sizes = [bytes_of(layers[i]) for i in staged]
+    gpu = bytes_of(model) - sum(sizes) + SLOTS * max(sizes)
     return Split(staged, gpu, sum(sizes), sum(sizes))
 
 
@@ -67,6 +67,11 @@ class Piece:
         """The parameter's numbers in such a stretch, a view."""
         p = self.parameter
         return memory[self.start : self.start + p.nbytes].view(p.dtype).view(p.shape)
+
+    def give_back(self, kept: Tensor) -> None:
+        """The parameter has memory of its own again, where it was before. kept: its numbers in DRAM."""
+        del self.parameter.on_host  # type: ignore[attr-defined]
+        self.parameter.data = kept.to(self.home)
 
 
 class StagedWeights:
@@ -87,21 +92,21 @@ class StagedWeights:
     def __init__(self, model: PreTrainedModel, share: float, device: torch.device) -> None:
         self.device, self.split = device, split(model, share)
         self.decoder: Any = model.get_decoder()
-        self.copies: list[int] = []
-        """Staged layers in the order in which they were brought in, by their place among these; since the last step
-        began."""
         layers = layers_of(model)
         staged = [layers[i] for i in self.split.staged]
         _refuse_packed(staged)
         self._pieces = [list(_pieces(layer)) for layer in staged]
-        self._moved: list[tuple[nn.Parameter, torch.device]] = []
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
-        self._hooks: list[Any] = []
+        self._undo = ExitStack()
         self._running = False
         self._events: dict[int, Any] = {}
         self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         with torch.inference_mode(False), torch.no_grad():
-            self._move(model, {id(piece.parameter) for pieces in self._pieces for piece in pieces})
+            moving = {piece.parameter for pieces in self._pieces for piece in pieces}
+            for parameter in model.parameters():
+                if parameter not in moving:
+                    move_parameter(parameter, device, self._undo)
+            for module in model.modules():
+                move_buffers(module, device, self._undo)
             self.sizes = [max(p.start + p.parameter.nbytes for p in pieces) for pieces in self._pieces]
             starts = [sum(_up(n) for n in self.sizes[:j]) for j in range(len(staged))]
             memory = host_memory(sum(map(_up, self.sizes)), device)
@@ -114,14 +119,14 @@ class StagedWeights:
                     kept.copy_(piece.parameter.data)
                     piece.parameter.on_host = kept  # type: ignore[attr-defined]
                     piece.parameter.data = piece.within(self.slots[j % SLOTS])
+                    self._undo.callback(piece.give_back, kept)
         self.held = [-1] * len(self.slots)
         """By slot: the staged layer whose weights it has, or will have when what was started is done."""
         for j in range(len(self.slots)):
             self._copy(j)
         for j, layer in enumerate(staged):
-            self._hooks.append(layer.register_forward_pre_hook(self._before(j)))
-            self._hooks.append(layer.register_forward_hook(self._after(j)))
-        self._undo = ExitStack()
+            self._undo.callback(layer.register_forward_pre_hook(self._before(j)).remove)
+            self._undo.callback(layer.register_forward_hook(self._after(j)).remove)
         if staged:  # not a hook: those are left out after an interrupt
             self._undo.enter_context(replaced(self.decoder, self._step(self.decoder.forward)))
 
@@ -131,42 +136,15 @@ class StagedWeights:
 
     def close(self) -> None:
         """Every parameter and buffer where it was before, as far as that device has room."""
-        self._undo.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
         with torch.inference_mode(False), torch.no_grad():
-            for j, pieces in enumerate(self._pieces):
-                for piece in pieces:
-                    del piece.parameter.on_host  # type: ignore[attr-defined]
-                    piece.parameter.data = piece.within(self.host[j]).to(piece.home)
-            for parameter, home in self._moved:
-                parameter.data = parameter.data.to(home)
-            for module, name, buffer in self._buffers:
-                module._buffers[name] = buffer
-        self._pieces, self._moved, self._buffers = [], [], []
+            self._undo.close()
+        self._pieces = []
         self.slots = self.slots[:0]
 
     def report(self) -> dict[str, int]:
         """Bytes of weights in each tier, and what a step moves."""
-        found = self.split
-        return {
-            "weights_gpu": found.gpu_bytes,
-            "weights_host": found.host_bytes,
-            "weights_moved": found.step_bytes,
-        }
-
-    def _move(self, model: PreTrainedModel, staged: set[int]) -> None:
-        """What stays on the GPU goes there, buffers too."""
-        for parameter in model.parameters():
-            if id(parameter) not in staged and parameter.device != self.device:
-                self._moved.append((parameter, parameter.device))
-                parameter.data = parameter.data.to(self.device)
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.device != self.device:
-                    self._buffers.append((module, name, buffer))
-                    module._buffers[name] = buffer.to(self.device)
+        at = self.split
+        return {"weights_gpu": at.gpu_bytes, "weights_host": at.host_bytes, "weights_moved": at.step_bytes}
 
     def _step(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The decoder's forward call, after which the slots are as the next step, or the one around it, needs them."""
@@ -174,8 +152,6 @@ class StagedWeights:
         @wraps(forward)
         def step(*args: Any, **options: Any) -> Any:
             inside, before = self._running, list(self.held)
-            if not inside:
-                self.copies.clear()
             self._running = True
             try:
                 return forward(*args, **options)
@@ -234,7 +210,6 @@ class StagedWeights:
         self.held[slot] = -1  # neither, should this be interrupted
         self.slots[slot][: self.sizes[j]].copy_(self.host[j], non_blocking=True)
         self.held[slot] = j
-        self.copies.append(j)
 
 
 def _refuse_packed(layers: Iterable[nn.Module]) -> None:
