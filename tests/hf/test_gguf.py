@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 from coattn.errors import ModelError  # noqa: E402
-from coattn.hf.gguf.convert import convert_embedded  # noqa: E402
+from coattn.hf.gguf.convert import convert  # noqa: E402
 from coattn.hf.load import load  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, FFN, POSITIONS = 2, 64, 4, 2, 16, 96, 128
@@ -22,6 +23,8 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = [("1", "2"), ("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TITLE, END = "tiny", "<|im_end|>"
+EMBEDDED: Any = {"named_dtype": torch.float32, "end_token": END}
+"""As the embedded model is converted."""
 
 
 def byte_alphabet() -> list[str]:
@@ -106,7 +109,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np
 @pytest.fixture(scope="module")
 def folder(source: tuple[Path, dict[str, np.ndarray]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("made")
-    assert {"coattn", "torch", "transformers", "gguf"} <= set(convert_embedded(source[0], made, TITLE, END))
+    assert {"coattn", "torch", "transformers", "gguf"} <= set(
+        convert(source[0], made, torch.float16, TITLE, **EMBEDDED)
+    )
     return made
 
 
@@ -164,13 +169,13 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.gguf"
     path.write_bytes(b"not a GGUF file" * 100)
     with pytest.raises(ModelError, match="is not a GGUF file") as caught:
-        convert_embedded(path, tmp_path, TITLE, END)
+        convert(path, tmp_path, torch.float16, TITLE, **EMBEDDED)
     assert caught.value.hint
 
 
 def test_converting_prints_nothing(
     source: tuple[Path, dict[str, np.ndarray]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    convert_embedded(source[0], tmp_path, TITLE, END)
+    convert(source[0], tmp_path, torch.float16, TITLE, **EMBEDDED)
     sys.stderr.flush()
     assert capfd.readouterr() == ("", "")

@@ -43,7 +43,7 @@ def test_a_model_is_named_by_the_files_hash_and_kept(source: tuple[Path, dict[st
     sha256 = hashlib.sha256(source[0].read_bytes()).hexdigest()
     loaded = load(str(source[0]), device="cpu", dtype="float32")
     assert loaded.name == f"weights@{sha256[:12]}"
-    assert loaded.weights_sha256() == sha256
+    assert loaded.sha256 == sha256
     assert loaded.path is not None
     before = (loaded.path / "model.safetensors").stat().st_mtime_ns
     assert (load(source[0], device="cpu", dtype="float32").path / "model.safetensors").stat().st_mtime_ns == before

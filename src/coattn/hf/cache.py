@@ -45,9 +45,7 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """The older name of `get_max_length`."""
-        return -1
+    get_max_cache_shape = get_max_length  # its older name
 
     def reset(self) -> None:
         self.conversation.reset()

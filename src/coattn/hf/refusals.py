@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from coattn.errors import CoattnError, ModelError
 from coattn.hf.hub import hint
+from coattn.hf.quiet import quiet
 
 LONGEST = 240
 """Characters of a foreign message that are worth repeating."""
 
-_REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+_REASONS = (
     (
-        ("does not recognize this architecture",),
+        r"does not recognize this architecture",
         "This version of Transformers does not know the model type of {}.",
         "Upgrade transformers, or choose another model.",
     ),
     (
-        ("unrecognized configuration class",),
+        r"unrecognized configuration class",
         "{} is not a causal language model.",
         "Choose a model that generates text.",
     ),
     (
-        ("trust_remote_code", "custom code"),
+        r"trust_remote_code|custom code",
         "{} needs code of its own to run, and coattn never runs code that ships with a model.",
         "Choose a model whose architecture is part of Transformers.",
     ),
     (
-        ("a file named model.safetensors", "no file named model.safetensors"),
+        r"(a|no) file named model\.safetensors",
         "{} has no weights in safetensors, the only form coattn opens.",
         "Choose a model that offers them, or save it as safetensors where you trust it.",
     ),
     (
-        ("gated repo",),
+        r"gated repo",
         "{} on the model hub asks for permission first.",
         "Ask for it there, then log in with `hf auth login`.",
     ),
 )
+"""What a foreign message says in lower case, the sentence about a model, and the hint."""
+
+
+@contextmanager
+def explained(where: Path | str, part: str) -> Iterator[None]:
+    """Loads `part` of the model `where` inside this block, `quiet`ly; what goes wrong is one sentence and a hint."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise explain(error, where, part) from error
 
 
 def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
@@ -48,8 +63,8 @@ def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
     if isinstance(error, torch.OutOfMemoryError):
         return ModelError(f"The weights of {where} do not fit on the device.", "Use the CPU, or a smaller model.")
     said = str(error).lower()
-    for marks, sentence, advice in _REASONS:
-        if any(mark in said for mark in marks):
+    for mark, sentence, advice in _REASONS:
+        if re.search(mark, said):
             return ModelError(sentence.format(where), advice)
     if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or "cached" in said):
         return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", hint(where))

@@ -32,17 +32,18 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """`module(...)` calls `forward` inside this block."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
+def replaced(owner: object, form: Callable[..., Any], name: str = "forward") -> Iterator[None]:
+    """`owner` has another function of this name inside this block."""
+    own = vars(owner)
+    before = own.get(name)
+    own[name] = form
     try:
         yield
     finally:
         if before is None:
-            del module.__dict__["forward"]
+            del own[name]
         else:
-            module.__dict__["forward"] = before
+            own[name] = before
 
 
 def is_plain_linear(module: object) -> bool:

@@ -64,11 +64,9 @@ def convert(
                 model.config.dtype = str(named_dtype).removeprefix("torch.")
                 model.config.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    except ModelError:
-        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's own troubles: the caller knows where it was writing
+        if isinstance(error, ModelError) or (isinstance(error, OSError) and error.errno is not None):
+            raise  # of the disk's own troubles the caller knows more: where it was writing
         raise ModelError(
             f"{gguf} could not be converted: {one_line(error)}.",
             f"coattn was tested with transformers 5.17 to 5.22; this is {transformers.__version__}.",
@@ -76,16 +74,6 @@ def convert(
     for path in folder.iterdir():
         os.chmod(path, (folder / "config.json").stat().st_mode)  # safetensors writes files only the owner can read
     return {"coattn": __version__, **{package: version(package) for package in PACKAGES}}
-
-
-def convert_embedded(gguf: Path, folder: Path, title: str, end_token: str) -> dict[str, str]:
-    """`convert` of a file that serves every dtype. Half a minute on two cores, 0.9 GB of memory at its peak.
-
-    The file's 4- and 8-bit blocks have float16 scales, so float16 keeps them almost exactly, at half the size of
-    float32. The config names float32, in which plain Transformers then loads the model: a CPU without instructions for
-    bfloat16 multiplies that hundreds of times slower.
-    """
-    return convert(gguf, folder, torch.float16, title, named_dtype=torch.float32, end_token=end_token)
 
 
 def _name_ends(model: Any, tokenizer: Any, header: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from coattn.errors import ModelError
-from coattn.hf.converted import Progress, convert_once, sha256_of, silent
+from coattn.hf.converted import Progress, convert_once, sha256_of, silent, stage
 from coattn.hf.gguf.convert import convert
 from coattn.hf.gguf.header import read_header
 
@@ -38,9 +38,8 @@ def open_gguf(path: Path, on_progress: Progress = silent) -> GgufFile:
         )
     if not header.get("tokenizer.ggml.tokens"):
         raise ModelError(f"{path} has no tokenizer.", "Give the file of a whole model.")
-    on_progress("check", 0, 1)
-    sha256 = sha256_of(path)
-    on_progress("check", 1, 1)
+    with stage("check", on_progress):
+        sha256 = sha256_of(path)
     said = str(header.get("general.name") or path.stem)
     name = "-".join("".join(c if c.isalnum() or c in "._-" else " " for c in said).split())
     return GgufFile(path, f"{name or 'gguf'}@{sha256[:12]}", sha256, header)
@@ -50,10 +49,8 @@ def folder_of(file: GgufFile, dtype: torch.dtype, on_progress: Progress = silent
     """The model folder that `file` makes, with weights in `dtype`. A minute or two the first time, then at once."""
 
     def fill(_scratch: Path, folder: Path) -> dict[str, str]:
-        on_progress("convert", 0, 1)
-        made_with = convert(file.path, folder, dtype, file.name)
-        on_progress("convert", 1, 1)
-        return made_with
+        with stage("convert", on_progress):
+            return convert(file.path, folder, dtype, file.name)
 
     name = f"gguf-{file.sha256[:16]}-{str(dtype).removeprefix('torch.')}"
     return convert_once(name, file.name, file.sha256, fill)
