@@ -30,13 +30,10 @@ class Ahead:
         self.norms = [norm_of(layer) for layer in self.layers]
         self.scales = [scale_of(*pair) for pair in zip(self.modules, self.shapes, strict=True)]
 
-    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any], norm: int | None = None) -> Tensor:
+    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any], norm: int) -> Tensor:
         """hidden `[batch, t, hidden_size]`, the input of the layer before, and the options of its call ->
-        `[batch, q_heads, t, d]`.
-
-        norm: the layer under whose input norm; left out, its own.
+        `[batch, q_heads, t, d]`. norm: the layer under whose input norm.
         """
-        norm = layer if norm is None else norm
         device = self.shapes[layer].device
         rope = rope_of(self.model, layer, hidden, options)
         there = None if rope is None else (rope[0].to(device), rope[1].to(device))

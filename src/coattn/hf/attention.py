@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "coattn"
+DIFFERS = "Models whose layers differ from their config are not supported."
 
 
 class Attends(Protocol):
@@ -113,14 +114,13 @@ def attention_forward(
     for name, planned in (("sliding_window", shape.sliding_window), ("softcap", shape.softcap), ("s_aux", None)):
         if name in options and options[name] != planned:
             raise UnsupportedError(
-                f"Layer {layer} attends with {name}={options[name]!r}, but its config says {planned!r}.",
-                "Models whose layers differ from their config are not supported.",
+                f"Layer {layer} attends with {name}={options[name]!r}, but its config says {planned!r}.", DIFFERS
             )
     if (query.shape[1], key.shape[1], query.shape[3]) != (shape.q_heads, shape.kv_heads, shape.head_dim):
         raise UnsupportedError(
             f"Layer {layer} has {query.shape[1]} query and {key.shape[1]} KV heads of size {query.shape[3]}, "
             f"but the config says {shape.q_heads}, {shape.kv_heads} and {shape.head_dim}.",
-            "Models whose layers differ from their config are not supported.",
+            DIFFERS,
         )
     if key.dtype != shape.dtype and key.dtype.itemsize >= shape.dtype.itemsize:
         computed, kept = (str(dtype).removeprefix("torch.") for dtype in (key.dtype, shape.dtype))

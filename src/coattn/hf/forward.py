@@ -126,18 +126,15 @@ def longest(model: PreTrainedModel) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if part.get("rope_type") == "longrope":
-            limits.append(
-                part.get("original_max_position_embeddings")
-                or getattr(config, "original_max_position_embeddings", None)
-            )
-    known = [int(limit) for limit in limits if limit]
-    return min(known, default=None)
+            of_config = getattr(config, "original_max_position_embeddings", None)
+            limits.append(part.get("original_max_position_embeddings") or of_config)
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer: what the generation config says, else the config, else the tokenizer."""
     for source in (model.generation_config, model.config, tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else map(int, found))
+        ends = getattr(source, "eos_token_id", None)
+        if ends is not None:
+            return frozenset([ends] if isinstance(ends, int) else map(int, ends))
     return frozenset()

@@ -45,24 +45,24 @@ def load(
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
-    device_map: str | dict[str, Any] | None = None,
     on_host: bool = False,
     on_progress: Progress = silent,
 ) -> Loaded:
     """The model `name` (catalog name, local folder, GGUF file or hub name), ready to generate with.
 
-    `device_map` spreads the layers and then overrules `device`. `on_host` leaves the weights in DRAM, in the dtype
-    that the device would have, for whoever moves only some of them. The tokenizer pads on the left, as generation
-    from a batch needs, with the end token where the model names no pad token. Prints nothing. A model with
-    missing or misshapen weights is refused: Transformers would fill them with random numbers. Code that ships
-    with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the cache.
+    `on_host` leaves the weights in DRAM, in the dtype that the device would have, for whoever moves only some of them.
+    The tokenizer pads on the left, as generation from a batch needs, with the end token where the model names no pad
+    token. Prints nothing. A model with missing or misshapen weights is refused: Transformers would fill them with
+    random numbers. Code that ships with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the
+    cache.
     """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     where = resolve(name, on_progress=on_progress)
     named, sha256 = str(name), None
     if isinstance(where, Path) and is_gguf(where):
-        from coattn.hf.gguf.file import folder_of, open_gguf
+        from coattn.hf.gguf.convert import folder_of
+        from coattn.hf.gguf.header import open_gguf
 
         file = open_gguf(where, on_progress)
         where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256
@@ -77,12 +77,11 @@ def load(
             where,
             config=config,
             dtype=number,
-            device_map=device_map,
             use_safetensors=True,
             output_loading_info=True,
             **options,
         )
-        if device_map is None and not on_host:
+        if not on_host:
             model.to(place)
     _refuse_gaps(str(name), report)
     model.eval()
@@ -99,7 +98,7 @@ def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[An
     where = resolve(name, on_progress=on_progress)
     with explained(where, "tokenizer"):
         if isinstance(where, Path) and is_gguf(where):
-            from coattn.hf.gguf.file import open_gguf
+            from coattn.hf.gguf.header import open_gguf
             from coattn.hf.gguf.tokenizer import read_tokenizer
 
             header = open_gguf(where, on_progress).header

@@ -50,10 +50,6 @@ class PipelineStages:
                 self._undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     @property
-    def count(self) -> int:
-        return len(self.division.devices)
-
-    @property
     def last(self) -> torch.device:
         """Where the logits come out."""
         return self.division.devices[-1]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from coattn.cache.host_memory import host_memory
 from coattn.errors import ConfigError
 from coattn.hf.architectures import layers_of
-from coattn.hf.fuse.same import replaced
-from coattn.hf.fuse.siblings import NAMES
+from coattn.hf.fuse.forms import replaced
+from coattn.hf.fuse.siblings import projections
 from coattn.hf.stored import bytes_of, move_buffers, move_parameter, stored
 
 if TYPE_CHECKING:
@@ -28,15 +28,14 @@ ALIGNED = 256
 
 @dataclass(frozen=True)
 class Split:
-    """Which layers' weights stay on the GPU, and how many bytes lie and move where."""
+    """Which layers' weights stay on the GPU, and how many bytes lie where."""
 
     staged: tuple[int, ...]
     """Layers whose weights lie in DRAM, spread evenly over the model."""
     gpu_bytes: int
     """Weights in GPU memory: embeddings, head, layers that stay, staging memory."""
     host_bytes: int
-    step_bytes: int
-    """Bytes that each step, of decode or of a prompt, brings over PCIe."""
+    """Weights in DRAM. Each step, of decode or of a prompt, brings all of them over PCIe."""
 
 
 def split(model: PreTrainedModel, share: float) -> Split:
@@ -48,11 +47,11 @@ def split(model: PreTrainedModel, share: float) -> Split:
     stay = max(0, int(share * len(layers)) - SLOTS)
     n = len(layers) - stay
     if n <= SLOTS:
-        return Split((), bytes_of(model), 0, 0)
+        return Split((), bytes_of(model), 0)
     staged = tuple(i for i in range(len(layers)) if (i + 1) * n // len(layers) > i * n // len(layers))
     sizes = [bytes_of(layers[i]) for i in staged]
     gpu = bytes_of(model) - sum(sizes) + SLOTS * max(sizes)
-    return Split(staged, gpu, sum(sizes), sum(sizes))
+    return Split(staged, gpu, sum(sizes))
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class StagedWeights:
     Owner: this object. Writer of a slot: the copy of the layer that is next in it, on a side stream, after the last
     kernel of the layer before in the slot (the side stream waits for the layers' stream there). Reader: the layer's
     kernels, after its copy (the layers' stream waits for an event). Between steps slot k holds the k-th staged layer,
-    and no copy is on its way, however the step ended (`settle`): a captured step has no copies for these layers.
+    and no copy is on its way, however the step ended: a captured step has no copies for these layers.
 
     A step may run inside a layer of another one, as long as both run layer by layer: the inner one gives the slots back
     as it found them. A captured step cannot, so engines with staged weights run none between the layers of a prompt.
@@ -92,8 +91,7 @@ class StagedWeights:
     def __init__(self, model: PreTrainedModel, share: float, device: torch.device) -> None:
         self.device, self.split = device, split(model, share)
         self.decoder: Any = model.get_decoder()
-        layers = layers_of(model)
-        staged = [layers[i] for i in self.split.staged]
+        staged = [layers_of(model)[i] for i in self.split.staged]
         _refuse_packed(staged)
         self._pieces = [list(_pieces(layer)) for layer in staged]
         self._undo = ExitStack()
@@ -108,11 +106,11 @@ class StagedWeights:
             for module in model.modules():
                 move_buffers(module, device, self._undo)
             self.sizes = [max(p.start + p.parameter.nbytes for p in pieces) for pieces in self._pieces]
-            starts = [sum(_up(n) for n in self.sizes[:j]) for j in range(len(staged))]
-            memory = host_memory(sum(map(_up, self.sizes)), device)
-            self.host = [memory[at : at + n] for at, n in zip(starts, self.sizes, strict=True)]
-            largest = max(self.sizes, default=0)
-            self.slots = torch.zeros(SLOTS if staged else 0, largest, dtype=torch.uint8, device=device)
+            aligned = [_up(n) for n in self.sizes]
+            stretches = torch.split(host_memory(sum(aligned), device), aligned)
+            self.host = [stretch[:n] for stretch, n in zip(stretches, self.sizes, strict=True)]
+            size = SLOTS if staged else 0, max(self.sizes, default=0)
+            self.slots = torch.zeros(size, dtype=torch.uint8, device=device)
             for j, pieces in enumerate(self._pieces):
                 for piece in pieces:
                     kept = piece.within(self.host[j])
@@ -130,10 +128,6 @@ class StagedWeights:
         if staged:  # not a hook: those are left out after an interrupt
             self._undo.enter_context(replaced(self.decoder, self._step(self.decoder.forward)))
 
-    def settle(self) -> None:
-        """Slot k holds the k-th staged layer again, whatever was interrupted. Costs nothing where it does."""
-        self._hold(range(len(self.slots)))
-
     def close(self) -> None:
         """Every parameter and buffer where it was before, as far as that device has room."""
         with torch.inference_mode(False), torch.no_grad():
@@ -144,7 +138,7 @@ class StagedWeights:
     def report(self) -> dict[str, int]:
         """Bytes of weights in each tier, and what a step moves."""
         at = self.split
-        return {"weights_gpu": at.gpu_bytes, "weights_host": at.host_bytes, "weights_moved": at.step_bytes}
+        return {"weights_gpu": at.gpu_bytes, "weights_host": at.host_bytes, "weights_moved": at.host_bytes}
 
     def _step(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The decoder's forward call, after which the slots are as the next step, or the one around it, needs them."""
@@ -226,26 +220,22 @@ def _refuse_packed(layers: Iterable[nn.Module]) -> None:
 
 def _pieces(layer: nn.Module) -> Iterator[Piece]:
     """A layer's parameters, one after another; those that are fused into one matrix without a gap."""
-    at, seen = 0, set()
-    for run in (*_siblings(layer), *([p] for p in layer.parameters())):
-        if any(id(p) in seen for p in run):
-            continue
-        at = _up(at)
-        for parameter in run:
-            seen.add(id(parameter))
-            yield Piece(parameter, at, parameter.device)
-            at += parameter.nbytes
+    at, seen = 0, set[nn.Parameter]()
+    for run in (*_fused(layer), *([p] for p in layer.parameters())):
+        if seen.isdisjoint(run):
+            at = _up(at)
+            for parameter in run:
+                yield Piece(parameter, at, parameter.device)
+                at += parameter.nbytes
+            seen.update(run)
 
 
-def _siblings(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
+def _fused(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
     for module in layer.modules():
-        for names in NAMES:
-            members = [getattr(module, name, None) for name in names]
-            linears = [m for m in members if isinstance(m, nn.Linear)]
-            if len(linears) == len(names):
-                yield cast("list[nn.Parameter]", [m.weight for m in linears])
-                if all(m.bias is not None for m in linears):
-                    yield cast("list[nn.Parameter]", [m.bias for m in linears])
+        for members in projections(module):
+            yield [m.get_parameter("weight") for m in members]
+            if all(m.bias is not None for m in members):
+                yield [m.get_parameter("bias") for m in members]
 
 
 def _up(n: int) -> int:

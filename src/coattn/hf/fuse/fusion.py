@@ -1,4 +1,8 @@
-"""The fused forms of one model: found and checked once, active while a step is captured."""
+"""The fused forms of one model: found and checked once, active while a step is captured.
+
+Nothing is assumed from names alone: a fused form is used only after it gave what the module itself gives, on the
+module's own weights. What does not fit stays as Transformers computes it.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from coattn.hf.forward import Session
-from coattn.hf.fuse.forms import eps_of, gate_form, linear_form, norm_form, rotary_form
+from coattn.hf.fuse.forms import eps_of, is_plain_linear, replaced, rotary_form, same
 from coattn.hf.fuse.layer import layer_form
-from coattn.hf.fuse.same import is_plain_linear, replaced, same
 from coattn.hf.fuse.siblings import Siblings, find_siblings
 from coattn.hf.stored import first_of
 from coattn.kernels.current import current
+from coattn.kernels.linear import linear
 
 ROTARY = "apply_rotary_pos_emb"
 
@@ -33,7 +37,7 @@ class Fusion:
         self._forms: list[tuple[Any, str, Callable[..., Any]]] = []
         """Whose attribute is replaced by what."""
         modules = list(self.model.modules())
-        self._siblings = {module: named for module in modules if (named := find_siblings(module))}
+        self._siblings = {module: siblings for module in modules if (siblings := find_siblings(module))}
         self._members = {member for each in self._all_siblings() for member in each.members}
         for home in {sys.modules[type(module).__module__] for module in modules if hasattr(module, "q_proj")}:
             self._fuse_rotary(home)
@@ -58,30 +62,39 @@ class Fusion:
         self._siblings.clear()
 
     def _all_siblings(self) -> list[Siblings]:
-        return [each for named in self._siblings.values() for each in named.values()]
+        return [each for siblings in self._siblings.values() for each in siblings]
 
     def _fuse(self, module: Any) -> bool:
-        """Finds the form of a module, and checks it where the module lies. Whether it is that of a whole layer."""
-        own, hidden = first_of(module), int(self.model.config.hidden_size)
-        device = self.session.device if own is None else own.device
-        with current(device):
-            whole, eps = layer_form(module, self._siblings), eps_of(module)
-            if whole is not None:
-                options = {"position_embeddings": self._angles(device), "attention_mask": None, "position_ids": None}
-                # an attention that anybody can compute: the cache has nothing to attend to yet
-                with self.session.calling(_Pretend(), None):
-                    return self._use("layers", module, whole, self._random(device, 1, 3, hidden), **options)
-            if eps is not None:
-                x = self._random(device, 1, 3, len(module.weight))
-                self._use("norms", module, norm_form(module.weight, eps), x)
-            elif is_plain_linear(module) and module not in self._members:
-                self._use("linears", module, linear_form(module), self._random(device, 1, 3, module.in_features))
-            elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-                self._use("gates", module, gate_form(module), self._random(device, 1, 3, hidden))
+        """Finds the form of a module. Whether it is that of a whole layer."""
+        from coattn.kernels.triton.model import gated_silu, rms_norm
+
+        hidden = int(self.model.config.hidden_size)
+        whole, eps = layer_form(module, self._siblings), eps_of(module)
+        if whole is not None:
+            # an attention that anybody can compute: the cache has nothing to attend to yet
+            with self.session.calling(_Pretend(), None):
+                return self._use("layers", module, whole, hidden)
+        if eps is not None:
+            self._use("norms", module, lambda x: rms_norm(x, module.weight, eps), len(module.weight))
+        elif is_plain_linear(module) and module not in self._members:
+            self._use("linears", module, lambda x: linear(x, module.weight, module.bias), module.in_features)
+        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+
+            def gate(x: Tensor) -> Tensor:
+                return cast("Tensor", module.down_proj(gated_silu(module.gate_proj(x), module.up_proj(x))))
+
+            self._use("gates", module, gate, hidden)
         return False
 
-    def _use(self, kind: str, module: nn.Module, form: Callable[..., Any], x: Tensor, **options: Any) -> bool:
-        fits = same(partial(module, x, **options), partial(form, x, **options))
+    def _use(self, kind: str, module: nn.Module, form: Callable[..., Any], width: int) -> bool:
+        """Checks a form where the module lies."""
+        own, options = first_of(module), {}
+        device = self.session.device if own is None else own.device
+        with current(device):
+            x = self._random(device, 1, 3, width)
+            if kind == "layers":
+                options = {"position_embeddings": self._angles(device), "attention_mask": None, "position_ids": None}
+            fits = same(partial(module, x, **options), partial(form, x, **options))
         if fits:
             self._forms.append((module, "forward", form))
             self.summary[kind] = self.summary.get(kind, 0) + 1

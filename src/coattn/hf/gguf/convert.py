@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from coattn._version import __version__
 from coattn.errors import ModelError
-from coattn.hf.gguf.header import read_header
+from coattn.hf.converted import Progress, convert_once, silent, stage
+from coattn.hf.gguf.header import GgufFile, read_header
 from coattn.hf.gguf.tokenizer import read_tokenizer
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
@@ -21,6 +22,17 @@ from coattn.hf.refusals import one_line
 untyped: Any = transformers  # parts of it carry no annotations
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
+
+
+def folder_of(file: GgufFile, dtype: torch.dtype, on_progress: Progress = silent) -> Path:
+    """The model folder that `file` makes, with weights in `dtype`. A minute or two the first time, then at once."""
+
+    def fill(_scratch: Path, folder: Path) -> dict[str, str]:
+        with stage("convert", on_progress):
+            return convert(file.path, folder, dtype, file.name)
+
+    name = f"gguf-{file.sha256[:16]}-{str(dtype).removeprefix('torch.')}"
+    return convert_once(name, file.name, file.sha256, fill)
 
 
 def convert(
