@@ -73,12 +73,9 @@ def test_the_header_is_what_the_packages_own_reader_finds(source: tuple[Path, di
         assert ours[name] == value, name
 
 
-def test_the_engine_takes_a_file(source: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_the_engine_and_the_command_take_a_file(source: tuple[Path, dict[str, np.ndarray]]) -> None:
     with LLM(source[0], max_batch=1, max_length=32, device="cpu", dtype="float32") as llm:
         assert llm.generate("hello", SamplingParams(max_new_tokens=3, ignore_eos=True))[0].new_tokens == 3
-
-
-def test_the_command_takes_a_file(source: tuple[Path, dict[str, np.ndarray]]) -> None:
     done = coattn("generate", "hello", "--model", str(source[0]), "--max-new-tokens", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"].startswith("weights@")

@@ -13,10 +13,9 @@ from coattn.errors import ConfigError, ModelError
 from coattn.hf.architectures import check_config
 from coattn.hf.converted import Progress, silent
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
-from coattn.hf.hub import reachable
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
-from coattn.hf.refusals import explained
+from coattn.hf.refusals import explained, reachable
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 

@@ -181,11 +181,9 @@ class StagedWeights:
 
     def _after(self, j: int) -> Any:
         following = j + SLOTS if j + SLOTS < len(self.sizes) else j % SLOTS
-        if following == j:
-            return lambda *_: None
 
         def fetch(*_: Any) -> None:
-            if not self._running:
+            if not self._running or following == j:
                 return
             if self._side is None:
                 self._copy(following)

@@ -67,8 +67,7 @@ def _from_hub(name: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    from coattn.hf.hub import reachable
-    from coattn.hf.refusals import explained
+    from coattn.hf.refusals import explained, reachable
 
     with explained(name, "model"):
         local = not reachable(name)
