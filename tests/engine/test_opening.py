@@ -12,7 +12,7 @@ from tests.engine.small import small, tokenizer
 import coattn
 from coattn.engine.runner.runner import EagerRunner
 from coattn.errors import ConfigError
-from coattn.hf.fuse import Fusion
+from coattn.hf.fuse.fusion import Fusion
 
 pytest.importorskip("triton")
 

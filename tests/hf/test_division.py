@@ -11,7 +11,7 @@ from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import EagerRunner
 from coattn.hf.division import Division, Sizes, divide, sizes
 from coattn.hf.forward import Session
-from coattn.hf.pipeline import Carry, PipelineStages
+from coattn.hf.pipeline import PipelineStages
 from coattn.hf.random_model import random_model
 from coattn.method.row import compose
 from coattn.method.table import METHODS
@@ -58,14 +58,6 @@ def test_bytes_of_the_ends(shapes: str) -> None:
     assert found.first == table
     assert found.last == table + model.model.norm.weight.nbytes
     assert sum(found.layers) + found.first + found.last == whole + tied * table
-
-
-def noting(carry: Carry, carried: list[tuple[int, Tensor]]) -> Carry:
-    def noted(stage: int, x: Tensor) -> Tensor:
-        carried.append((stage, x))
-        return carry(stage, x)
-
-    return noted
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ from safetensors.torch import load_file
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
-from coattn.errors import ModelError  # noqa: E402
-from coattn.hf.gguf.convert import convert_embedded  # noqa: E402
+from coattn.hf.gguf.convert import convert  # noqa: E402
 from coattn.hf.load import load  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, FFN, POSITIONS = 2, 64, 4, 2, 16, 96, 128
@@ -22,6 +22,8 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = [("1", "2"), ("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TITLE, END = "tiny", "<|im_end|>"
+EMBEDDED: Any = {"named_dtype": torch.float32, "end_token": END}
+"""As the embedded model is converted."""
 
 
 def byte_alphabet() -> list[str]:
@@ -84,11 +86,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np
     for i in range(LAYERS):
         blk, layer = f"blk.{i}", f"layers.{i}"
         add(f"{blk}.attn_norm", f"{layer}.input_layernorm", rng.normal(1, 0.1, HIDDEN).astype(np.float32))
-        add(
-            f"{blk}.ffn_norm",
-            f"{layer}.post_attention_layernorm",
-            rng.normal(1, 0.1, HIDDEN).astype(np.float32),
-        )
+        add(f"{blk}.ffn_norm", f"{layer}.post_attention_layernorm", rng.normal(1, 0.1, HIDDEN).astype(np.float32))
         add(f"{blk}.attn_q", f"{layer}.self_attn.q_proj", quantized((HEADS * HEAD, HIDDEN), rng), HEADS)
         add(f"{blk}.attn_k", f"{layer}.self_attn.k_proj", quantized((KV_HEADS * HEAD, HIDDEN), rng), KV_HEADS)
         add(f"{blk}.attn_v", f"{layer}.self_attn.v_proj", quantized((KV_HEADS * HEAD, HIDDEN), rng))
@@ -106,7 +104,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np
 @pytest.fixture(scope="module")
 def folder(source: tuple[Path, dict[str, np.ndarray]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("made")
-    assert {"coattn", "torch", "transformers", "gguf"} <= set(convert_embedded(source[0], made, TITLE, END))
+    made_with = convert(source[0], made, torch.float16, TITLE, **EMBEDDED)
+    assert {"coattn", "torch", "transformers", "gguf"} <= set(made_with)
     return made
 
 
@@ -127,15 +126,8 @@ def test_plain_transformers_loads_it_in_float32(folder: Path) -> None:
 
 
 def test_there_is_no_pickle_and_everyone_may_read_it(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    own = "config.json generation_config.json tokenizer.json tokenizer_config.json chat_template.jinja"
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", *own.split()}
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
@@ -145,11 +137,8 @@ def test_the_tokenizer_avoids_the_traps(folder: Path) -> None:
     assert pieces == ["hello", "Ġ", "1", "2"]
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
     assert tokenizer.decode(tokenizer("a ▁ b , c")["input_ids"]) == "a ▁ b , c"
-    assert tokenizer.convert_ids_to_tokens(tokenizer("<|im_start|>12")["input_ids"]) == [
-        "<|im_start|>",
-        "1",
-        "2",
-    ]
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("<|im_start|>12")["input_ids"])
+    assert pieces == ["<|im_start|>", "1", "2"]
     assert tokenizer.decode(tokenizer("<|im_start|>12")["input_ids"], skip_special_tokens=True) == "12"
     assert tokenizer.chat_template == TEMPLATE
 
@@ -160,17 +149,9 @@ def test_the_model_stops_at_the_end_token(folder: Path) -> None:
         assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
 
 
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "weights.gguf"
-    path.write_bytes(b"not a GGUF file" * 100)
-    with pytest.raises(ModelError, match="is not a GGUF file") as caught:
-        convert_embedded(path, tmp_path, TITLE, END)
-    assert caught.value.hint
-
-
 def test_converting_prints_nothing(
     source: tuple[Path, dict[str, np.ndarray]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    convert_embedded(source[0], tmp_path, TITLE, END)
+    convert(source[0], tmp_path, torch.float16, TITLE, **EMBEDDED)
     sys.stderr.flush()
     assert capfd.readouterr() == ("", "")

@@ -43,7 +43,7 @@ def test_a_model_is_named_by_the_files_hash_and_kept(source: tuple[Path, dict[st
     sha256 = hashlib.sha256(source[0].read_bytes()).hexdigest()
     loaded = load(str(source[0]), device="cpu", dtype="float32")
     assert loaded.name == f"weights@{sha256[:12]}"
-    assert loaded.weights_sha256() == sha256
+    assert loaded.sha256 == sha256
     assert loaded.path is not None
     before = (loaded.path / "model.safetensors").stat().st_mtime_ns
     assert (load(source[0], device="cpu", dtype="float32").path / "model.safetensors").stat().st_mtime_ns == before
@@ -53,7 +53,6 @@ def test_tokenizer_and_template_come_from_the_file(source: tuple[Path, dict[str,
     tokenizer = load(source[0], device="cpu").tokenizer
     assert tokenizer.convert_ids_to_tokens(tokenizer("hello 12")["input_ids"]) == ["hello", "Ġ", "1", "2"]
     assert tokenizer.chat_template == TEMPLATE
-    assert tokenizer.decode(tokenizer("a ▁ b , c")["input_ids"]) == "a ▁ b , c"
 
 
 def test_words_are_split_as_the_file_says(source: tuple[Path, dict[str, np.ndarray]]) -> None:
@@ -74,12 +73,9 @@ def test_the_header_is_what_the_packages_own_reader_finds(source: tuple[Path, di
         assert ours[name] == value, name
 
 
-def test_the_engine_takes_a_file(source: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_the_engine_and_the_command_take_a_file(source: tuple[Path, dict[str, np.ndarray]]) -> None:
     with LLM(source[0], max_batch=1, max_length=32, device="cpu", dtype="float32") as llm:
         assert llm.generate("hello", SamplingParams(max_new_tokens=3, ignore_eos=True))[0].new_tokens == 3
-
-
-def test_the_command_takes_a_file(source: tuple[Path, dict[str, np.ndarray]]) -> None:
     done = coattn("generate", "hello", "--model", str(source[0]), "--max-new-tokens", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"].startswith("weights@")

@@ -32,16 +32,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer that names no pad token."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
     backend = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="<end>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(folder)
@@ -75,26 +68,23 @@ def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: str | torch.dtype) 
     assert {p.dtype for p in load(folder, dtype=dtype, device="cpu").model.parameters()} == {expected}
 
 
-@pytest.mark.parametrize("hidden", ["amx", "avx512", "avx2", "amx,avx512"])
-def test_a_hidden_instruction_set_is_not_chosen_for(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
-    rates = {torch.float32: 50.0, torch.bfloat16: 400.0}
-    monkeypatch.setattr(cpu_dtypes, "product_gflops", lambda: rates)
-    monkeypatch.setattr(cpu_dtypes, "is_slow", lambda *_: False)
-    monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
-    assert choose_dtype("auto", torch.device("cpu")) is torch.bfloat16
-    monkeypatch.setenv("COATTN_HIDE_ISA", hidden)
-    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(400.0, torch.bfloat16), (55.0, torch.float32), (1.0, torch.float32)])
-def test_auto_is_bfloat16_only_where_it_is_fast(
-    monkeypatch: pytest.MonkeyPatch, rate: float, expected: torch.dtype
+@pytest.mark.parametrize(
+    ("rate", "hidden", "expected"),
+    [
+        (400.0, "", torch.bfloat16),
+        (55.0, "", torch.float32),
+        (1.0, "", torch.float32),
+        *((400.0, hidden, torch.float32) for hidden in ("amx", "avx512", "avx2", "amx,avx512")),
+    ],
+)
+def test_auto_is_bfloat16_only_where_it_is_fast_and_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, rate: float, hidden: str, expected: torch.dtype
 ) -> None:
-    monkeypatch.delenv("COATTN_HIDE_ISA", raising=False)
+    monkeypatch.setenv("COATTN_HIDE_ISA", hidden)
     monkeypatch.setattr(cpu_dtypes, "product_gflops", lambda: {torch.float32: 50.0, torch.bfloat16: rate})
     monkeypatch.setattr(cpu_dtypes, "is_slow", lambda *_: False)
-    assert choose_dtype("auto", torch.device("cpu")) == expected
-    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("auto", torch.device("cpu")) is expected
+    assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
 
 
 def test_a_busy_machine_does_not_choose_what_its_cpu_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,24 +113,18 @@ def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:
         choose_device("cuda:99")
 
 
+def settings() -> tuple[Any, ...]:
+    return hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled(), sys.stderr, warnings.filters[:]
+
+
 def test_loading_is_quiet_and_restores_the_settings(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     saved = load_file(folder / "model.safetensors")
     save_file({**saved, "surplus": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
-    before = (
-        hf_logging.get_verbosity(),
-        hf_logging.is_progress_bar_enabled(),
-        sys.stderr,
-        warnings.filters[:],
-    )
+    before = settings()
     loaded = load(folder, device="cpu")
     loaded.tokenizer.model_max_length = 4
     loaded.tokenizer("a b a b a b")
-    assert before == (
-        hf_logging.get_verbosity(),
-        hf_logging.is_progress_bar_enabled(),
-        sys.stderr,
-        warnings.filters[:],
-    )
+    assert settings() == before
     assert capfd.readouterr() == ("", "")
 
 
@@ -223,9 +207,8 @@ def ask_hub(endpoint: str, name: str, tmp_path: Path) -> tuple[str, str, float]:
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
     env["PYTHONPATH"] = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
     env.pop("HF_HUB_OFFLINE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", HUB_SCRIPT, name], env=env, cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", HUB_SCRIPT, name]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     sentence, hint, seconds = done.stdout.splitlines()
     return sentence, hint, float(seconds)

@@ -16,7 +16,7 @@ from coattn.errors import ConfigError, UnsupportedError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.fingerprint import weights_fingerprint
 from coattn.hf.forward import Session
-from coattn.hf.fuse import Fusion
+from coattn.hf.fuse.fusion import Fusion
 from coattn.hf.weights import StagedWeights
 
 IDS = torch.randint(3, 160, (1, 30), generator=torch.Generator().manual_seed(2))

@@ -49,7 +49,7 @@ def test_every_family_says_how_its_query_is_made(family: str, monkeypatch: pytes
         torch.testing.assert_close(own.transpose(1, 2).flatten(0, 1), real[i], atol=1e-6, rtol=1e-6)
         if i:
             # the layer's own input in place of that of the layer before, with the other layer's call
-            guess = ahead.predict(i, inputs[i], calls[i - 1])
+            guess = ahead.predict(i, inputs[i], calls[i - 1], i)
             torch.testing.assert_close(guess.transpose(1, 2).flatten(0, 1), real[i], atol=1e-6, rtol=1e-6)
 
 

@@ -34,15 +34,11 @@ def generate(model: Any, ids: torch.Tensor, count: int = 6) -> torch.Tensor:
     return found
 
 
-def numbers(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_says_the_same_and_is_as_it_was(family: str) -> None:
     model = tiny(family)
-    deeper(model)
-    before = numbers(model)
+    assert model.config.num_hidden_layers > SLOTS, "every staged layer must have to wait for a slot at some time"
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
     ids = torch.randint(3, 160, (2, 20), generator=torch.Generator().manual_seed(5))
     want = generate(model, ids)
     staged = StagedWeights(model, 0.0, CPU)
@@ -51,11 +47,6 @@ def test_every_family_says_the_same_and_is_as_it_was(family: str) -> None:
     assert torch.equal(generate(model, ids), want)
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name])
-
-
-def deeper(model: Any) -> None:
-    """Tiny models have few layers: every staged one must have to wait for a slot at some time."""
-    assert model.config.num_hidden_layers > SLOTS, "else nothing is staged"
 
 
 @pytest.fixture
@@ -77,9 +68,8 @@ def test_the_engine_says_the_same(share: float) -> None:
             want = [output.token_ids for output in engine.generate(prompts, count)]
         with coattn.LLM((model, tokenizer()), method, weights_on_gpu=share, **given) as engine:
             assert [output.token_ids for output in engine.generate(prompts, count)] == want
-            assert engine.engine.chunk_policy.layers == 1, (
-                "a captured step between the layers of a prompt would take its slots"
-            )
+            # a captured step between the layers of a prompt would take its slots
+            assert engine.engine.chunk_policy.layers == 1
 
 
 def beside_a_fault(model: Any, at: int | None, after: bool) -> tuple[tuple[int, ...], Any]:
@@ -105,7 +95,7 @@ def beside_a_fault(model: Any, at: int | None, after: bool) -> tuple[tuple[int, 
     return found
 
 
-def test_a_step_brings_every_staged_layer_in_once_and_in_order() -> None:
+def test_a_step_brings_every_staged_layer_in_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for layers in (5, 6, 7):
         model = small(layers=layers)
         staged = StagedWeights(model, 0.0, CPU)
@@ -123,13 +113,17 @@ def test_a_step_brings_every_staged_layer_in_once_and_in_order() -> None:
 
         for j, layer in enumerate(model.model.layers):
             layer.register_forward_pre_hook(note(j))
+        copies: list[int] = []
+        copy = staged._copy
+        monkeypatch.setattr(staged, "_copy", lambda j, copy=copy, copies=copies: copies.append(j) or copy(j))
         for _ in range(2):
+            copies.clear()
             with torch.no_grad():
                 model(ids, use_cache=False)
             assert staged.held == [0, 1], "as the next step finds them"
             # two are there when the step begins, and again when it ends
-            assert staged.copies[: layers - SLOTS] == list(range(SLOTS, layers))
-            assert sorted(staged.copies) == list(range(layers))
+            assert copies[: layers - SLOTS] == list(range(SLOTS, layers))
+            assert sorted(copies) == list(range(layers))
         assert seen == [*range(layers)] * 2
         staged.close()
 
@@ -173,7 +167,7 @@ def test_whatever_ends_a_step_the_slots_hold_the_first_layers(fault: BaseExcepti
     staged.close()
 
 
-def test_a_layer_called_by_itself_takes_a_slot_until_settled() -> None:
+def test_a_layer_called_by_itself_takes_a_slot_until_the_next_step() -> None:
     model = small(layers=5).to(CPU)
     staged = StagedWeights(model, 0.0, CPU)
     hook = model.model.layers[4].register_forward_pre_hook(lambda *_: 1 / 0)
@@ -181,7 +175,8 @@ def test_a_layer_called_by_itself_takes_a_slot_until_settled() -> None:
         model.model.layers[4]()
     hook.remove()
     assert staged.held == [4, 1]
-    staged.settle()
+    with torch.no_grad():
+        model(torch.randint(0, 250, (1, 5)), use_cache=False)
     slots_hold_the_first(staged)
     staged.close()
 
@@ -224,11 +219,11 @@ def test_bytes_are_those_of_the_split(share: float) -> None:
     stay = max(0, int(share * 10) - SLOTS)
     assert len(found.staged) == (0 if share == 1 else 10 - stay)
     assert found.gpu_bytes == whole - 10 * each + (10 if share == 1 else stay + SLOTS) * each
-    assert found.host_bytes == found.step_bytes == len(found.staged) * each
+    assert found.host_bytes == len(found.staged) * each
     gaps = [b - a for a, b in zip(found.staged, found.staged[1:], strict=False)]
     assert not gaps or max(gaps) - min(gaps) <= 1, "spread evenly"
     staged = StagedWeights(model, share, CPU)
-    assert staged.report()["weights_moved"] == found.step_bytes
+    assert staged.report()["weights_moved"] == found.host_bytes
     # gaps between runs of parameters are at most 255 bytes each
     own = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     assert found.gpu_bytes <= sum(own.values()) < found.gpu_bytes + 10 * 9 * 256

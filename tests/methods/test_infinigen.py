@@ -241,7 +241,7 @@ def test_predicted_under_the_norm_of_the_layer_before() -> None:
             norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)  # type: ignore[operator, arg-type, union-attr]
         rope = model.model.rotary_emb(hidden, torch.arange(3)[None])
         options = {"position_embeddings": rope, "position_ids": torch.arange(3)[None]}
-        own, before = ahead.predict(1, hidden, options), ahead.predict(1, hidden, options, 0)
+        own, before = ahead.predict(1, hidden, options, 1), ahead.predict(1, hidden, options, 0)
         module = ahead.modules[1]
         normed = ahead.norms[0](hidden)
         want = module.q_proj(normed).view(1, 3, -1, ahead.shapes[1].head_dim).transpose(1, 2)  # type: ignore[operator]

@@ -74,7 +74,7 @@ def make(target: str, **options: Any) -> None:
 
 
 def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    from coattn.hf.load_parts import load_tokenizer
+    from coattn.hf.load import load_tokenizer
     from coattn.provenance import package_version
     from coattn_lab.evaluate.tasks import longbench_make, needle_make, qasper, ruler_make
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.architectures import attention_modules, describe_layers
-from coattn.hf.query import layer_of, norm_of, query_of
+from coattn.hf.architectures import attention_modules, describe_layers, layers_of
+from coattn.hf.query import norm_of, query_of
 from coattn_lab.evaluate.look import Shown
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class QueryAhead:
     def __init__(self, model: PreTrainedModel) -> None:
         self.modules = attention_modules(model)
         self.shapes = describe_layers(model)
-        self.layers = [layer_of(model, module) for module in self.modules]
+        self.layers = layers_of(model)
         self.norms = [norm_of(layer) for layer in self.layers]
         self.shown: Shown | None = None
         self._inputs: dict[int, Tensor] = {}

@@ -120,7 +120,7 @@ def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]
     import torch
 
     from coattn.hf.architectures import check_family
-    from coattn.hf.load_parts import load_shapes
+    from coattn.hf.load import load_shapes
     from coattn.hf.random_model import random_model
 
     if model is None:

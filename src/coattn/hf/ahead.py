@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.architectures import attention_modules, describe_layers
-from coattn.hf.attention import User, pack
-from coattn.hf.query import layer_of, norm_of, query_of, rope_of, scale_of
+from coattn.hf.architectures import attention_modules, describe_layers, layers_of
+from coattn.hf.attention import ModelUser, pack
+from coattn.hf.query import norm_of, query_of, rope_of, scale_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,17 +26,14 @@ class Ahead:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.shapes = model, describe_layers(model)
         self.modules = attention_modules(model)
-        self.layers = [layer_of(model, module) for module in self.modules]
+        self.layers = layers_of(model)
         self.norms = [norm_of(layer) for layer in self.layers]
         self.scales = [scale_of(*pair) for pair in zip(self.modules, self.shapes, strict=True)]
 
-    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any], norm: int | None = None) -> Tensor:
+    def predict(self, layer: int, hidden: Tensor, options: dict[str, Any], norm: int) -> Tensor:
         """hidden `[batch, t, hidden_size]`, the input of the layer before, and the options of its call ->
-        `[batch, q_heads, t, d]`.
-
-        norm: the layer under whose input norm; left out, its own.
+        `[batch, q_heads, t, d]`. norm: the layer under whose input norm.
         """
-        norm = layer if norm is None else norm
         device = self.shapes[layer].device
         rope = rope_of(self.model, layer, hidden, options)
         there = None if rope is None else (rope[0].to(device), rope[1].to(device))
@@ -44,24 +41,21 @@ class Ahead:
         under = getattr(self.layers[norm].forward, "norms", None)
         if fused is not None and under is not None:
             return cast("Tensor", fused(hidden, there, under[0]))
-        return query_of(self.modules[layer], self.shapes[layer], self._normed(norm, hidden).to(device), there)
-
-    def _normed(self, layer: int, hidden: Tensor) -> Tensor:
-        return cast("Tensor", self.norms[layer](hidden.to(self.shapes[layer].device)))
+        normed = self.norms[norm](hidden.to(self.shapes[norm].device))
+        return query_of(self.modules[layer], self.shapes[layer], normed.to(device), there)
 
     @contextmanager
-    def hooked(self, user: User) -> Iterator[None]:
+    def hooked(self, user: ModelUser) -> Iterator[None]:
         """Inside this block, the runtime that runs `user`'s attention hears each layer's query one layer ahead."""
         with ExitStack() as undo:
             for i, layer in enumerate(self.layers[:-1]):
                 undo.callback(layer.register_forward_pre_hook(self._hook(i + 1, user), with_kwargs=True).remove)
             yield
 
-    def _hook(self, following: int, user: User) -> Any:
+    def _hook(self, following: int, user: ModelUser) -> Any:
         def call(_layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            conversation = user.conversation
-            runtime: Any = None if conversation is None else conversation.runtime
-            running = None if conversation is None else conversation.running
+            runtime: Any
+            runtime, running = user.call
             if running is None or not hasattr(runtime, "predict") or not runtime.predicts(running, following):
                 return
             hidden: Tensor = args[0] if args else options["hidden_states"]

@@ -31,6 +31,8 @@ FAMILIES = {
 
 INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""
+PROJECTIONS = ("q_proj", "qkv_proj", "query_key_value")
+"""What makes queries in an attention module, by name."""
 
 
 def check_config(config: Any) -> None:
@@ -69,7 +71,7 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
     found = {}
     for module in model.get_decoder().modules():
         # attention modules are those that know their layer and have a projection; decoder layers may know it as well
-        if hasattr(module, "layer_idx") and hasattr(module, "config") and _is_attention(module):
+        if hasattr(module, "layer_idx") and hasattr(module, "config") and any(hasattr(module, n) for n in PROJECTIONS):
             found[int(module.layer_idx)] = module
     layers = int(model.config.num_hidden_layers)
     if sorted(found) != list(range(layers)):
@@ -78,6 +80,12 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
             "Models that mix attention with other layers are not supported.",
         )
     return [found[i] for i in range(layers)]
+
+
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder's layers, in order: those that the attention modules belong to."""
+    parents = {child: layer for layer in model.get_decoder().modules() for child in layer.children()}
+    return [parents[module] for module in attention_modules(model)]
 
 
 def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
@@ -101,7 +109,7 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
                 head_dim,
                 dtype,
                 torch.device(device),
-                sliding_window(config, i),
+                _sliding_window(config, i),
                 float(softcap) if softcap is not None else None,
                 None if weight is None else _mark(weight),
                 _rope(model, i),
@@ -145,7 +153,7 @@ def _mark(weight: torch.Tensor) -> float | None:
     return float(weight.detach().flatten()[:4096].float().norm())
 
 
-def sliding_window(config: Any, layer: int) -> int | None:
+def _sliding_window(config: Any, layer: int) -> int | None:
     """Tokens that a layer looks back, itself included, or None."""
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -158,7 +166,3 @@ def sliding_window(config: Any, layer: int) -> int | None:
         if kinds[layer] == "full_attention":
             return None
     return None if window is None else int(window)
-
-
-def _is_attention(module: torch.nn.Module) -> bool:
-    return any(hasattr(module, name) for name in ("q_proj", "qkv_proj", "query_key_value"))

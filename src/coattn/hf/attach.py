@@ -12,9 +12,9 @@ import torch
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
-from coattn.hf import attention
 from coattn.hf.ahead import Ahead
-from coattn.hf.architectures import activation_dtype, attention_modules, check_family, describe_layers
+from coattn.hf.architectures import activation_dtype
+from coattn.hf.attention import Call, ModelUser
 from coattn.hf.cache import CoattnCache, refusal
 from coattn.hf.conversation import Conversation
 from coattn.hf.cpu_dtypes import warn_if_slow
@@ -37,24 +37,31 @@ REFUSED = {
 }
 
 
-class Attachment:
+class Attachment(ModelUser):
     """A model under a method. Made by `attach`; `report()` says what is held where."""
 
+    IN_USE = (
+        "This model is in use already, by an attachment or by an engine.",
+        "Leave the first `with` block, or close the engine, before attaching again.",
+    )
+    CHANGED = ("while attached", "Choose it before `attach` or after its `with` block.")
+
     def __init__(self, model: PreTrainedModel, method: str | Method, ledger: Ledger, params: dict[str, Any]) -> None:
-        check_family(model)
-        self.model, self.ledger = model, ledger
-        self.layers = describe_layers(model)
+        super().__init__(model)
+        self.ledger = ledger
         stored = (shape.dtype for shape in self.layers)
         self.composed = compose(find_method(method), **params).over(stored, activation_dtype(model))
-        self.modules = attention_modules(model)
         self.signature = inspect.signature(model.get_decoder().forward)
         self.probes: list[Probe] = []
         """See the steps of every cache made from now on."""
         self.conversations: WeakSet[Conversation] = WeakSet()
         self.conversation: Conversation | None = None
         """What the forward call that is running continues; None for a call without a cache."""
-        self.tokens: torch.Tensor | None = None
-        """Which columns of the running call are tokens, `[batch, columns]`; None when all are."""
+
+    @property
+    def call(self) -> Call:
+        current = self.conversation
+        return (None, None) if current is None else (current.runtime, current.running)
 
     def new_cache(self, tokens: int | None = None) -> CoattnCache:
         """An empty cache. tokens: the longest a sequence will get, where that is known; it is checked and reserved."""
@@ -77,11 +84,7 @@ class Attachment:
 
     def before_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[tuple[()], dict[str, Any]]:
         """Starts a step: finds or makes the cache, reads the mask."""
-        if self.model.config._attn_implementation != attention.NAME:
-            raise UnsupportedError(
-                f"The attention implementation was set to {self.model.config._attn_implementation!r} while attached.",
-                "Choose it before `attach` or after its `with` block.",
-            )
+        self.check_routed()
         call = self.signature.bind(*args, **kwargs).arguments
         call |= call.pop("kwargs", {})
         inputs = call.get("input_ids") if call.get("input_ids") is not None else call.get("inputs_embeds")
@@ -161,20 +164,11 @@ def attach(
             "Load it first: AutoModelForCausalLM.from_pretrained(...). `coattn.LLM` takes names.",
         )
     ledger = Ledger(parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv"))
-    attachment = Attachment(model, method, ledger, params)
-    config, decoder = model.config, model.get_decoder()
-    if config._attn_implementation == attention.NAME:
-        raise UnsupportedError(
-            "This model is in use already, by an attachment or by an engine.",
-            "Leave the first `with` block, or close the engine, before attaching again.",
-        )
+    attachment, decoder = Attachment(model, method, ledger, params), model.get_decoder()
     warn_if_slow(model, attachment.layers)
     with ExitStack() as undo:
         undo.callback(attachment.close)
-        attention.enable(attachment)
-        undo.callback(attention.disable, attachment)
-        undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
-        config._attn_implementation_internal = attention.NAME
+        undo.enter_context(attachment.routed())
         if any(map(attachment.composed.build().schedule.predicts, range(len(attachment.layers)))):
             undo.enter_context(Ahead(model).hooked(attachment))
         undo.callback(decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True).remove)

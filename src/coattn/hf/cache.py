@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,18 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from coattn.errors import CoattnError, UnsupportedError
 from coattn.hf.conversation import Conversation
+
+
+def refusal(what: str, why: str) -> CoattnError:
+    """The error for a kind of generation that coattn does not run."""
+    return UnsupportedError(f"{what} is not supported: {why}.", "Use greedy search or sampling.")
+
+
+def _refusing(what: str, why: str) -> Callable[..., None]:
+    def method(*_: Any, **__: Any) -> None:
+        raise refusal(what, why)
+
+    return method
 
 
 class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -45,24 +58,15 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """The older name of `get_max_length`."""
-        return -1
+    get_max_cache_shape = get_max_length  # its older name
 
     def reset(self) -> None:
         self.conversation.reset()
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise refusal("Reordering a cache", "it would copy whole sequences between steps")
-
-    def crop(self, tokens_to_remove: int) -> None:
-        raise refusal("Cropping a cache", "what a window has dropped cannot come back")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        raise refusal("Repeating a cache", "it would copy whole sequences")
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        raise refusal("Selecting from a cache", "it would copy whole sequences")
+    reorder_cache = _refusing("Reordering a cache", "it would copy whole sequences between steps")
+    crop = _refusing("Cropping a cache", "what a window has dropped cannot come back")
+    batch_repeat_interleave = _refusing("Repeating a cache", "it would copy whole sequences")
+    batch_select_indices = _refusing("Selecting from a cache", "it would copy whole sequences")
 
 
 class CoattnCache(Cache):  # type: ignore[misc]
@@ -72,8 +76,3 @@ class CoattnCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[CoattnLayer(conversation) for _ in range(layers)])
         self.conversation = conversation
         weakref.finalize(self, conversation.close)
-
-
-def refusal(what: str, why: str) -> CoattnError:
-    """The error for a kind of generation that coattn does not run."""
-    return UnsupportedError(f"{what} is not supported: {why}.", "Use greedy search or sampling.")

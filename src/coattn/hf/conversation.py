@@ -124,17 +124,16 @@ class Conversation:
                 "attention_mask shows a column that was hidden when it was computed, so it was never stored.",
                 "Start again without past_key_values.",
             )
-        kept, lengths = past.sum(1).tolist(), self.lengths()
-        for slot, keep in enumerate(kept):
-            order = past[slot][self.real[slot]]
-            if not bool(order[:keep].all()):
+        back = []
+        for slot, length in enumerate(self.lengths()):
+            keep = int(past[slot].sum())
+            if not bool(past[slot][self.real[slot]][:keep].all()):
                 raise UnsupportedError(
                     f"attention_mask hides tokens in the middle of sequence {slot}, which are already stored.",
                     "Only the last tokens of a sequence can be taken back; start again without past_key_values.",
                 )
-        back = [
-            (slot, length, keep) for slot, (keep, length) in enumerate(zip(kept, lengths, strict=True)) if keep < length
-        ]
+            if keep < length:
+                back.append((slot, length, keep))
         if not all(self.runtime.goes_back(slot, keep) for slot, _, keep in back):
             raise UnsupportedError(
                 "Tokens cannot be taken back from a window whose older tokens were overwritten by them.",

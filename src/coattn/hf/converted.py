@@ -34,6 +34,14 @@ def silent(stage: str, done: int, total: int | None) -> None:
     """The progress callback of callers that show nothing."""
 
 
+@contextmanager
+def stage(name: str, on_progress: Progress) -> Iterator[None]:
+    """A stage of one step is this block."""
+    on_progress(name, 0, 1)
+    yield
+    on_progress(name, 1, 1)
+
+
 def cache_dir() -> Path:
     """`$COATTN_CACHE`, else the user's cache folder. Makes nothing."""
     if chosen := os.environ.get("COATTN_CACHE"):

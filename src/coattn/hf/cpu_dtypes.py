@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import timeit
 import warnings
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from weakref import WeakSet
 
@@ -71,18 +71,14 @@ def warn_if_slow(model: torch.nn.Module, layers: Iterable[LayerShape]) -> None:
 @cache
 def product_gflops() -> dict[torch.dtype, float]:
     """GFLOP/s of a product as in a linear layer, the fastest of a few runs. Measured once in a process."""
-    found = {}
+    rates = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's, of a CPU without bfloat16: the rate says it
         for dtype in (torch.float32, torch.bfloat16):
             x, w = torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(WIDTH, WIDTH, dtype=dtype)
-            fastest = float("inf")
-            for _ in range(RUNS):
-                start = time.perf_counter()
-                torch.nn.functional.linear(x, w)
-                fastest = min(fastest, time.perf_counter() - start)
-            found[dtype] = 2 * ROWS * WIDTH * WIDTH / fastest / 1e9
-    return found
+            seconds = timeit.repeat(partial(torch.nn.functional.linear, x, w), number=1, repeat=RUNS)
+            rates[dtype] = 2 * ROWS * WIDTH * WIDTH / min(seconds) / 1e9
+    return rates
 
 
 def bfloat16_is_faster() -> bool:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from coattn.errors import ConfigError
-from coattn.hf.architectures import attention_modules
+from coattn.hf.architectures import layers_of
 from coattn.hf.load import choose_device
-from coattn.hf.query import layer_of
+from coattn.hf.stored import bytes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,23 +88,19 @@ class Sizes:
 
     def on_each(self, division: Division) -> list[int]:
         """What each device holds of them."""
-        found = [sum(self.layers[first : last + 1]) for first, last in division.spans()]
-        found[0] += self.first
-        found[-1] += self.last
-        return found
+        held = [sum(self.layers[first : last + 1]) for first, last in division.spans()]
+        held[0] += self.first
+        held[-1] += self.last
+        return held
 
 
 def sizes(model: PreTrainedModel) -> Sizes:
     """model: may be on a device without memory. A head that is tied to the embedding counts on both sides."""
-    layers = tuple(_bytes(layer) for layer in layers_of(model))
-    ends = modules_after(model)
-    own = {id(p) for layer in layers_of(model) for p in layer.parameters()} | {
-        id(p) for m in ends for p in m.parameters()
-    }
+    layers, ends = layers_of(model), modules_after(model)
+    own = {p for module in (*layers, *ends) for p in module.parameters()}
     table = model.get_input_embeddings().weight
-    rest = sum(p.nbytes for p in model.parameters() if id(p) not in own)
-    tied = table.nbytes if id(table) in own else 0
-    return Sizes(layers, rest + tied, sum(_bytes(module) for module in ends))
+    first = sum(p.nbytes for p in model.parameters() if p not in own) + (table.nbytes if table in own else 0)
+    return Sizes(tuple(map(bytes_of, layers)), first, sum(map(bytes_of, ends)))
 
 
 def divide(weights: Sizes, kv: Sequence[int], devices: Sequence[torch.device], shares: Sequence[float]) -> Division:
@@ -135,17 +131,8 @@ def divide(weights: Sizes, kv: Sequence[int], devices: Sequence[torch.device], s
     return Division(tuple(devices), best[n][1])
 
 
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's layers, in order."""
-    return [layer_of(model, module) for module in attention_modules(model)]
-
-
 def modules_after(model: PreTrainedModel) -> list[nn.Module]:
     """What runs after the layers: the last norm and the head."""
     decoder: Any = model.get_decoder()
     found = [getattr(decoder, name, None) for name in LAST]
     return [*(module for module in found if isinstance(module, nn.Module)), model.get_output_embeddings()]
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(p.nbytes for p in module.parameters())

@@ -23,8 +23,8 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def config_fingerprint(model: Any) -> str:
     """Of the configuration: architecture, sizes, rotary embedding."""
-    found = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
-    return _hash(json.dumps(found, sort_keys=True, default=str))
+    kept = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
+    return _hash(json.dumps(kept, sort_keys=True, default=str))
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], str]] = weakref.WeakKeyDictionary()
@@ -69,7 +69,7 @@ def _inner(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from _inner(f"{name}.{each}", getattr(tensor, each))
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
+def _tokenizer(tokenizer: Any) -> str:
     """Of the tokenizer: how texts become token ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -78,18 +78,14 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return _hash("none" if get is None else json.dumps(get(), sort_keys=True))
 
 
-def template_fingerprint(tokenizer: Any) -> str:
-    """Of the chat template."""
-    return _hash(json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True, default=str))
-
-
 def fingerprints(model: Any, tokenizer: Any) -> dict[str, str]:
     """Everything that stored keys and values hang on, by a name for people."""
+    template = getattr(tokenizer, "chat_template", None)
     return {
         "configuration": config_fingerprint(model),
         "weights": weights_fingerprint(model),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "chat template": template_fingerprint(tokenizer),
+        "tokenizer": _tokenizer(tokenizer),
+        "chat template": _hash(json.dumps(template, sort_keys=True, default=str)),
     }
 
 

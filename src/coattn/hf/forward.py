@@ -11,78 +11,56 @@ import torch
 from torch import Tensor
 
 from coattn.errors import UnsupportedError
-from coattn.hf import attention
 from coattn.hf.ahead import Ahead
-from coattn.hf.architectures import attention_modules, check_family, describe_layers
-from coattn.hf.attention import Attends
+from coattn.hf.attention import Attends, Call, ModelUser
 from coattn.hf.logits import head
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
-from coattn.types import LayerShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Session:
+class Session(ModelUser):
     """A model whose attention runs in a runtime, from `__init__` to `close`.
 
     While it is open the model's own `generate` and `forward` are refused; afterwards, also after an exception inside,
-    the model is as it was. One session or attachment per model at a time; sessions of several models may be open.
+    the model is as it was. Sessions of several models may be open.
     """
 
-    tokens: Tensor | None = None
-    """What the attention function asks of an attachment: every column of a packed call is a token."""
+    IN_USE = (
+        "This model is in use already, by `coattn.attach` or by another engine.",
+        "Leave the `with` block or close the engine that uses it first.",
+    )
+    CHANGED = ("under an engine", "Choose it before the engine is made or after it is closed.")
 
     def __init__(self, model: PreTrainedModel, pipeline: PipelineStages | None = None) -> None:
         """pipeline: of a model whose layers are divided between devices."""
-        check_family(model)
-        if model.config._attn_implementation == attention.NAME:
-            raise UnsupportedError(
-                "This model is in use already, by `coattn.attach` or by another engine.",
-                "Leave the `with` block or close the engine that uses it first.",
-            )
-        self.model, self.pipeline = model, pipeline
-        self.layers: list[LayerShape] = describe_layers(model)
+        super().__init__(model)
+        self.pipeline = pipeline
         if pipeline is not None:
             pairs = zip(self.layers, pipeline.division.stages, strict=True)
             self.layers = [replace(shape, stage=stage) for shape, stage in pairs]
-        self.modules = attention_modules(model)
         self.decoder: Any = model.get_decoder()
         self.device = cast("torch.device", model.get_input_embeddings().weight.device)
         head_weight = first_of(model.get_output_embeddings())
         self.head_device: torch.device = self.device if head_weight is None else head_weight.device
         """Where logits are."""
         self.vocabulary = int(model.get_output_embeddings().out_features)
-        self._runtime: Attends | None = None
-        self._running: RunningStep | None = None
+        self._call: Call = (None, None)
         self._looking = False
-        config = model.config
-        with ExitStack() as undo:
-            undo.callback(attention.disable, self)
-            attention.enable(self)
-            undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
-            config._attn_implementation_internal = attention.NAME
-            self._undo = undo.pop_all()
+        self._undo = ExitStack()
+        self._undo.enter_context(self.routed())
 
     @property
-    def conversation(self) -> Session:
-        """What the attention function continues: this session, inside `forward` only."""
-        if self._runtime is None:
+    def call(self) -> Call:
+        if self._call[0] is None:
             raise UnsupportedError(
                 "This model belongs to an open engine, so it cannot be called directly.",
                 "Use the engine, or close it first.",
             )
-        return self
-
-    @property
-    def runtime(self) -> Attends | None:
-        return self._runtime
-
-    @property
-    def running(self) -> RunningStep | None:
-        return self._running
+        return self._call
 
     @torch.no_grad()
     def forward(
@@ -106,27 +84,19 @@ class Session:
     @torch.no_grad()
     def hidden(self, runtime: Attends, running: RunningStep | None, ids: Tensor, positions: Tensor) -> Tensor:
         """Like `forward`, up to the model's head: `[tokens, hidden_size]`."""
-        if self.model.config._attn_implementation != attention.NAME:
-            raise UnsupportedError(
-                f"The attention implementation was set to {self.model.config._attn_implementation!r} under an engine.",
-                "Choose it before the engine is made or after it is closed.",
-            )
-        before = self._runtime, self._running
-        self._runtime, self._running = runtime, running
-        try:
+        self.check_routed()
+        with self.calling(runtime, running):
             out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
-        finally:
-            self._runtime, self._running = before
         return cast("Tensor", out.last_hidden_state[0])
 
     @contextmanager
-    def pretending(self, runtime: Attends) -> Iterator[None]:
-        """The model's layers may be called by themselves inside this block; `runtime` stands for the real one."""
-        self._runtime = runtime
+    def calling(self, runtime: Attends, running: RunningStep | None) -> Iterator[None]:
+        """The model's modules may be called inside this block; `runtime` attends for them."""
+        before, self._call = self._call, (runtime, running)
         try:
             yield
         finally:
-            self._runtime = None
+            self._call = before
 
     def look_ahead(self) -> None:
         """From now on, runtimes that want queries one layer ahead hear them."""
@@ -156,18 +126,15 @@ def longest(model: PreTrainedModel) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if part.get("rope_type") == "longrope":
-            limits.append(
-                part.get("original_max_position_embeddings")
-                or getattr(config, "original_max_position_embeddings", None)
-            )
-    known = [int(limit) for limit in limits if limit]
-    return min(known, default=None)
+            of_config = getattr(config, "original_max_position_embeddings", None)
+            limits.append(part.get("original_max_position_embeddings") or of_config)
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer: what the generation config says, else the config, else the tokenizer."""
     for source in (model.generation_config, model.config, tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else map(int, found))
+        ends = getattr(source, "eos_token_id", None)
+        if ends is not None:
+            return frozenset([ends] if isinstance(ends, int) else map(int, ends))
     return frozenset()

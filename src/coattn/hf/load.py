@@ -1,30 +1,21 @@
-"""Load a causal language model and its tokenizer by name: quickly, quietly, from safetensors only."""
+"""Load a causal language model, its tokenizer or its shapes by name: quickly, quietly, from safetensors only."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coattn.errors import ConfigError, ModelError
 from coattn.hf.architectures import check_config
-from coattn.hf.converted import Progress, sha256_of, silent
+from coattn.hf.converted import Progress, silent
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
-from coattn.hf.hub import reachable
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
-from coattn.hf.quiet import quiet
-from coattn.hf.refusals import explain
+from coattn.hf.refusals import explained, reachable
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 
@@ -47,67 +38,50 @@ class Loaded:
     path: Path | None
     sha256: str | None = None
 
-    def weights_sha256(self) -> str | None:
-        """The hash of the GGUF file, or of the files of weights in the folder; None where neither is known.
-
-        Reads all of them, a second per gigabyte.
-        """
-        if self.sha256 is not None or self.path is None:
-            return self.sha256
-        files = sorted(self.path.glob("*.safetensors"))
-        lines = "".join(f"{path.name} {sha256_of(path)}\n" for path in files)
-        return hashlib.sha256(lines.encode()).hexdigest() if len(files) != 1 else sha256_of(files[0])
-
 
 def load(
     name: str | Path,
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
-    device_map: str | dict[str, Any] | None = None,
     on_host: bool = False,
     on_progress: Progress = silent,
 ) -> Loaded:
     """The model `name` (catalog name, local folder, GGUF file or hub name), ready to generate with.
 
-    `device_map` spreads the layers and then overrules `device`. `on_host` leaves the weights in DRAM, in the dtype
-    that the device would have, for whoever moves only some of them. The tokenizer pads on the left, as generation
-    from a batch needs, with the end token where the model names no pad token. Prints nothing. A model with
-    missing or misshapen weights is refused: Transformers would fill them with random numbers. Code that ships
-    with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the cache.
+    `on_host` leaves the weights in DRAM, in the dtype that the device would have, for whoever moves only some of them.
+    The tokenizer pads on the left, as generation from a batch needs, with the end token where the model names no pad
+    token. Prints nothing. A model with missing or misshapen weights is refused: Transformers would fill them with
+    random numbers. Code that ships with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the
+    cache.
     """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     where = resolve(name, on_progress=on_progress)
     named, sha256 = str(name), None
     if isinstance(where, Path) and is_gguf(where):
-        from coattn.hf.gguf.file import folder_of, open_gguf
+        from coattn.hf.gguf.convert import folder_of
+        from coattn.hf.gguf.header import open_gguf
 
         file = open_gguf(where, on_progress)
         where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256
-    part = "config"
-    try:
-        with quiet():
-            local = isinstance(where, Path) or not reachable(where)
-            shared = {"trust_remote_code": False, "local_files_only": local}
-            config = AutoConfig.from_pretrained(where, **shared)
-            check_config(config)  # before any weight is fetched
-            part = "tokenizer"
-            tokenizer = AutoTokenizer.from_pretrained(where, config=config, **shared)
-            part = "model"
-            model, report = _causal.from_pretrained(
-                where,
-                config=config,
-                dtype=number,
-                device_map=device_map,
-                use_safetensors=True,
-                output_loading_info=True,
-                **shared,
-            )
-            if device_map is None and not on_host:
-                model.to(place)
-    except Exception as error:
-        raise explain(error, where, part) from error
+    with explained(where, "config"):
+        options = _options(where)
+        config = AutoConfig.from_pretrained(where, **options)
+        check_config(config)  # before any weight is fetched
+    with explained(where, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
+    with explained(where, "model"):
+        model, report = _causal.from_pretrained(
+            where,
+            config=config,
+            dtype=number,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+        if not on_host:
+            model.to(place)
     _refuse_gaps(str(name), report)
     model.eval()
     tokenizer.padding_side = "left"
@@ -116,6 +90,38 @@ def load(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Loaded(model, tokenizer, named, where if isinstance(where, Path) else None, sha256)
+
+
+def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[Any, int | None]:
+    """The tokenizer of model `name`, and how many positions the model has; None: it does not say. Prints nothing."""
+    where = resolve(name, on_progress=on_progress)
+    with explained(where, "tokenizer"):
+        if isinstance(where, Path) and is_gguf(where):
+            from coattn.hf.gguf.header import open_gguf
+            from coattn.hf.gguf.tokenizer import read_tokenizer
+
+            header = open_gguf(where, on_progress).header
+            return read_tokenizer(header, where), header.get(f"{header['general.architecture']}.context_length")
+        options = _options(where)
+        config = AutoConfig.from_pretrained(where, **options)
+        tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
+    return tokenizer, getattr(config, "max_position_embeddings", None)
+
+
+def load_shapes(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model `name`, as `load` takes it, on the meta device: no weight of it is read, or has to be there."""
+    where: Path | str = Path(name)
+    if not (Path(name) / "config.json").is_file():
+        where = resolve(name)
+    of = {}
+    if isinstance(where, Path) and is_gguf(where):
+        where, of = where.parent, {"gguf_file": where.name}
+    with explained(where, "config"):
+        config = AutoConfig.from_pretrained(where, **_options(where), **of)
+        check_config(config)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval()
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -134,12 +140,7 @@ def choose_device(device: str | torch.device) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU, and on a CPU that multiplies it clearly faster than float32, as measured once.
-
-    Measured on two cores with SmolLM2, bfloat16 against float32: with AMX 2.4 to 2.9 times the prefill; with
-    AVX-512 bfloat16 instructions alone 0.7 to 0.8 times; without them 0.1 to 0.4 times. Decode is about equal
-    in all.
-    """
+    """`auto` is bfloat16 on a GPU, and on a CPU that multiplies it clearly faster than float32, as measured once."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
@@ -147,6 +148,11 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise ConfigError(f"{dtype!r} is not a dtype.", f"Give auto, {', '.join(DTYPES)}.")
     return DTYPES[dtype]
+
+
+def _options(where: Path | str) -> dict[str, Any]:
+    """Of every call that loads: no code of the model's own, and no hub that does not answer."""
+    return {"trust_remote_code": False, "local_files_only": isinstance(where, Path) or not reachable(where)}
 
 
 def _refuse_gaps(name: str, report: dict[str, Any]) -> None:

@@ -9,13 +9,15 @@ stage before. Readers: the stage's layers, whose stream waits for the copy. The 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.division import Division, layers_of, modules_after
+from coattn.hf.architectures import layers_of
+from coattn.hf.division import Division, modules_after
+from coattn.hf.stored import move_buffers, move_parameter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,8 +39,7 @@ class PipelineStages:
         """Called when a forward call comes to the first layer of a stage after the first."""
         self._there: dict[int, tuple[Tensor, Tensor]] = {}
         """By identity of a tensor: itself, and what arrived of it in the running stage."""
-        self._homes: list[tuple[nn.Module, str, Tensor]] = []
-        self._hooks: list[Any] = []
+        self._undo = ExitStack()
         with torch.inference_mode(False), torch.no_grad():
             self._move()
         stages = division.stages
@@ -46,11 +47,7 @@ class PipelineStages:
             if stages[i]:
                 first = stages[i] != stages[i - 1]
                 hook = self._before(stages[i], first)
-                self._hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-
-    @property
-    def count(self) -> int:
-        return len(self.division.devices)
+                self._undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     @property
     def last(self) -> torch.device:
@@ -83,23 +80,11 @@ class PipelineStages:
 
     def close(self) -> None:
         """Every parameter and buffer where it was before."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
         with torch.inference_mode(False), torch.no_grad():
-            for module, name, given in self._homes:
-                if isinstance(given, nn.Parameter):
-                    module._parameters[name] = given
-                else:
-                    module._buffers[name] = given
-            for parameter, home in self._moved:
-                parameter.data = parameter.data.to(home)
-        self._homes.clear()
-        self._moved.clear()
+            self._undo.close()
 
     def _move(self) -> None:
         """Layers and what runs after them to their devices, the rest to the first."""
-        self._moved: list[tuple[nn.Parameter, torch.device]] = []
         where: dict[nn.Module, torch.device] = {}
         for layer, stage in zip(layers_of(self.model), self.division.stages, strict=True):
             where |= dict.fromkeys(layer.modules(), self.division.devices[stage])
@@ -110,17 +95,12 @@ class PipelineStages:
             device = where.get(module, self.division.devices[0])
             for name, parameter in module.named_parameters(recurse=False):
                 if seen.setdefault(parameter, device).type != "cpu" and seen[parameter] != device:
-                    copy = nn.Parameter(parameter.data.to(device), requires_grad=False)
-                    self._homes.append((module, name, parameter))
-                    module._parameters[name] = copy
-                elif _elsewhere(parameter, device):
-                    self._moved.append((parameter, parameter.device))
-                    parameter.data = parameter.data.to(device)
-            for name, buffer in module.named_buffers(recurse=False):
-                if _elsewhere(buffer, device):
-                    self._homes.append((module, name, buffer))
-                    module._buffers[name] = buffer.to(device)
-        if self._moved and self.last.type == "cuda":
+                    self._undo.callback(module._parameters.__setitem__, name, parameter)
+                    module._parameters[name] = nn.Parameter(parameter.data.to(device), requires_grad=False)
+                else:
+                    move_parameter(parameter, device, self._undo)
+            move_buffers(module, device, self._undo)
+        if self.last.type == "cuda":
             torch.cuda.empty_cache()  # what has left a GPU is free for the KV
 
     def _before(self, stage: int, first: bool) -> Any:
@@ -153,8 +133,3 @@ class PipelineStages:
         device = self.division.devices[stage]
         if device.type == "cuda":
             torch.cuda.set_device(device)
-
-
-def _elsewhere(tensor: Tensor, device: torch.device) -> bool:
-    """Devices `cpu:N` are one."""
-    return tensor.device != device and not tensor.device.type == device.type == "cpu"

@@ -79,10 +79,10 @@ class Prefilled:
                 named["logits"],
                 read_by,
             )
-        except (OSError, SafetensorError, KeyError, TypeError) as error:
+            if (fault := made.fault()) is not None:
+                raise ValueError(fault)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is no prefilled prompt: {error}.", "Write one with Prefilled.save.") from None
-        if (fault := made.fault()) is not None:
-            raise InputError(f"{path} is no prefilled prompt: {fault}.", "Write one with Prefilled.save.")
         return made
 
     def fault(self) -> str | None:
@@ -139,11 +139,7 @@ class KeptKV(Probe):
     """
 
     def __init__(
-        self,
-        layers: int,
-        ends: Sequence[int],
-        device: torch.device,
-        on_layer: Callable[[], None] | None = None,
+        self, layers: int, ends: Sequence[int], device: torch.device, on_layer: Callable[[], None] = lambda: None
     ) -> None:
         self.scales, self.device, self.on_layer = [1.0] * layers, device, on_layer
         self.kv: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(layers)]
@@ -160,8 +156,7 @@ class KeptKV(Probe):
                 kept[layer].append(q[first - start : last - start].to(self.device, copy=True))
 
     def output(self, step: Step, layer: int, out: Tensor) -> None:
-        if self.on_layer is not None:
-            self.on_layer()
+        self.on_layer()
 
 
 def check_length(model: PreTrainedModel, tokens: int) -> None:
@@ -213,7 +208,7 @@ def read_prompt(
 
 
 def prefill(
-    model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] | None = None
+    model: PreTrainedModel, ids: Any, chunk: int = 2048, on_layer: Callable[[], None] = lambda: None
 ) -> Prefilled:
     """Reads a prompt `[tokens]` with exact attention, a chunk at a time. Nobody else may be using the model.
 
@@ -229,7 +224,7 @@ def prefill_ends(
     ends: Sequence[int] | None = None,
     chunk: int = 2048,
     device: str | torch.device = "cpu",
-    on_layer: Callable[[], None] | None = None,
+    on_layer: Callable[[], None] = lambda: None,
 ) -> list[Prefilled]:
     """Reads a prompt once -> what it is after its first `ends[i]` tokens, for each; by default after all of them.
 
@@ -249,8 +244,7 @@ def prefill_ends(
     check_length(model, len(tokens))
     with Session(model) as session:
         kept = KeptKV(len(session.layers), sorted(set(ends)), torch.device(device), on_layer)
-        found = read_prompt(session, compose(METHODS["full"]), Ledger(), tokens, ends, chunk, [kept])
-        logits = {end: row.to(device, copy=True) for end, row in found.items()}
+        logits = read_prompt(session, compose(METHODS["full"]), Ledger(), tokens, ends, chunk, [kept])
     kv = [(torch.cat(k), torch.cat(v)) for k, v in kept.kv]
     return [
         Prefilled(
@@ -258,7 +252,7 @@ def prefill_ends(
             tuple((k[:end], v[:end]) for k, v in kv),
             tuple(torch.cat(each) for each in kept.queries[end]),
             tuple(kept.scales),
-            logits[end],
+            logits[end].to(device, copy=True),
             fingerprint(model),
         )
         for end in ends

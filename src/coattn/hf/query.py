@@ -62,14 +62,6 @@ def _project(module: Any, shape: LayerShape, hidden: Tensor) -> Tensor:
     return cast("Tensor", each[..., : shape.head_dim])
 
 
-def layer_of(model: PreTrainedModel, module: nn.Module) -> nn.Module:
-    """The decoder layer that an attention module belongs to."""
-    for layer in model.get_decoder().modules():
-        if any(child is module for child in layer.children()):
-            return cast("nn.Module", layer)
-    raise AssertionError("attention_modules() found it in the decoder")
-
-
 def norm_of(layer: nn.Module) -> nn.Module:
     """The norm between a decoder layer's input and its attention."""
     for name in NORMS:

@@ -16,56 +16,30 @@ from coattn.units import format_apart
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+def _shape(
+    family: str, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, **more: Any
+) -> dict[str, Any]:
+    """A config. inner: the width of the MLP. more: further keys, or values in place of these."""
+    return {
+        "model_type": family,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 1 << 20,
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-8b": {
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 1 << 20,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-14b": {
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 1 << 20,
-        "tie_word_embeddings": False,
-    },
-    "llama-3-8b": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-        "max_position_embeddings": 1 << 20,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    },
-    "llama-2-7b": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 32000,
-        "max_position_embeddings": 1 << 20,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    },
+    "qwen3-8b": _shape("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128),
+    "qwen3-14b": _shape("qwen3", 5120, 17408, 40, 40, 8, 151936, head_dim=128),
+    "llama-3-8b": _shape("llama", 4096, 14336, 32, 32, 8, 128256, rms_norm_eps=1e-5),
+    "llama-2-7b": _shape("llama", 4096, 11008, 32, 32, 32, 32000, rms_norm_eps=1e-5),
     "opt-6.7b": {
         "model_type": "opt",
         "hidden_size": 4096,
@@ -75,61 +49,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "vocab_size": 50272,
         "max_position_embeddings": 1 << 16,
-        "tie_word_embeddings": True,
     },
-    "gpt-neox-20b": {
-        "model_type": "gpt_neox",
-        "hidden_size": 6144,
-        "intermediate_size": 24576,
-        "num_hidden_layers": 44,
-        "num_attention_heads": 64,
-        "rotary_pct": 0.25,
-        "vocab_size": 50432,
-        "max_position_embeddings": 1 << 20,
-        "tie_word_embeddings": False,
-    },
-    "smollm2-135m": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-        "max_position_embeddings": 1 << 20,
-        "tie_word_embeddings": True,
-    },
-    "tiny": {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 256,
-        "max_position_embeddings": 1 << 20,
-        "tie_word_embeddings": True,
-    },
+    "gpt-neox-20b": _shape("gpt_neox", 6144, 24576, 44, 64, 64, 50432, rotary_pct=0.25),
+    "smollm2-135m": _shape("llama", 576, 1536, 30, 9, 3, 49152, tie_word_embeddings=True),
+    "tiny": _shape("llama", 64, 128, 2, 4, 2, 256, tie_word_embeddings=True),
 }
 """Name -> config, as their model cards give it, with room for more positions than they were trained on."""
 
 
-def heads_of(shapes: str) -> tuple[int, int, int]:
-    """Query heads, KV heads and head size of shapes by name."""
-    found = _shapes(shapes)
-    heads = found["num_attention_heads"]
-    return heads, found.get("num_key_value_heads", heads), found.get("head_dim") or found["hidden_size"] // heads
-
-
-def _shapes(shapes: str) -> dict[str, Any]:
-    if shapes not in SHAPES:
-        raise ConfigError(f"There are no shapes {shapes!r}.", f"There are: {', '.join(SHAPES)}.")
-    return SHAPES[shapes]
-
-
 def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """A causal model in these shapes, weights drawn on the device. Raises BudgetError where DRAM has no room for it."""
-    config = AutoConfig.for_model(**_shapes(shapes))
+    if shapes not in SHAPES:
+        raise ConfigError(f"There are no shapes {shapes!r}.", f"There are: {', '.join(SHAPES)}.")
+    config = AutoConfig.for_model(**SHAPES[shapes])
 
     def make(place: torch.device) -> PreTrainedModel:
         with quiet(), place:

@@ -1,44 +1,64 @@
-"""What Transformers raises when a model cannot be loaded, as one sentence and a hint."""
+"""What Transformers or the hub raises when a model cannot be loaded, as one sentence and a hint."""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from coattn.errors import CoattnError, ModelError
-from coattn.hf.hub import hint
+from coattn.hf.models.catalog import CATALOG
+from coattn.hf.quiet import quiet
 
+SECONDS = 10.0
+"""To wait for the hub: its own client tries again for most of a minute."""
 LONGEST = 240
 """Characters of a foreign message that are worth repeating."""
 
-_REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+_REASONS = (
     (
-        ("does not recognize this architecture",),
+        r"does not recognize this architecture",
         "This version of Transformers does not know the model type of {}.",
         "Upgrade transformers, or choose another model.",
     ),
     (
-        ("unrecognized configuration class",),
+        r"unrecognized configuration class",
         "{} is not a causal language model.",
         "Choose a model that generates text.",
     ),
     (
-        ("trust_remote_code", "custom code"),
+        r"trust_remote_code|custom code",
         "{} needs code of its own to run, and coattn never runs code that ships with a model.",
         "Choose a model whose architecture is part of Transformers.",
     ),
     (
-        ("a file named model.safetensors", "no file named model.safetensors"),
+        r"(a|no) file named model\.safetensors",
         "{} has no weights in safetensors, the only form coattn opens.",
         "Choose a model that offers them, or save it as safetensors where you trust it.",
     ),
     (
-        ("gated repo",),
+        r"gated repo",
         "{} on the model hub asks for permission first.",
         "Ask for it there, then log in with `hf auth login`.",
     ),
 )
+"""What a foreign message says in lower case, the sentence about a model, and the hint."""
+
+
+@contextmanager
+def explained(where: Path | str, part: str) -> Iterator[None]:
+    """Loads `part` of the model `where` inside this block, `quiet`ly; what goes wrong is one sentence and a hint."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise explain(error, where, part) from error
 
 
 def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
@@ -48,8 +68,8 @@ def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
     if isinstance(error, torch.OutOfMemoryError):
         return ModelError(f"The weights of {where} do not fit on the device.", "Use the CPU, or a smaller model.")
     said = str(error).lower()
-    for marks, sentence, advice in _REASONS:
-        if any(mark in said for mark in marks):
+    for mark, sentence, advice in _REASONS:
+        if re.search(mark, said):
             return ModelError(sentence.format(where), advice)
     if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or "cached" in said):
         return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", hint(where))
@@ -65,3 +85,32 @@ def one_line(error: Exception) -> str:
     if len(text) > LONGEST:
         text = text[:LONGEST].rsplit(" ", 1)[0] + " ..."
     return f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text or type(error).__name__
+
+
+def reachable(name: str) -> bool:
+    """Whether the hub answers for model `name`; if not, only its cache here can serve.
+
+    Raises ModelError when the hub answers that it has no such model. One request, at most `SECONDS`.
+    """
+    try:
+        HfApi().model_info(name, timeout=SECONDS)
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"There is no model folder {name} here and no public model {name} on the hub.", hint(name)
+        ) from error
+    except HfHubHTTPError as error:
+        return error.response.status_code < 500  # it answers: let the download itself say what is wrong
+    except (OfflineModeIsEnabled, OSError):
+        return False
+    except Exception as error:  # the client's transport library differs between its releases
+        if "connect" in type(error).__name__.lower() or "timeout" in type(error).__name__.lower():
+            return False
+        raise
+    return True
+
+
+def hint(name: str) -> str:
+    """What to do when hub model `name` cannot be had."""
+    close = difflib.get_close_matches(name, CATALOG, n=1)
+    meant = f"Did you mean {close[0]}? " if close else ""
+    return f"{meant}Check the name and the network, or use a local folder, or {', '.join(sorted(CATALOG))}."

@@ -1,8 +1,9 @@
-"""How a model's weights are stored: as the numbers that it computes with, or quantised."""
+"""How a model's weights are stored: as the numbers that it computes with or quantised, and on which device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -28,3 +29,32 @@ def stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def first_of(module: nn.Module) -> Tensor | None:
     """A parameter of the module, or a buffer where it has none: it tells where the module is."""
     return next(module.parameters(), next(module.buffers(), None))
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Of its parameters, each counted once."""
+    return sum(p.nbytes for p in module.parameters())
+
+
+def elsewhere(tensor: Tensor, device: torch.device) -> bool:
+    """Devices `cpu:N` are one."""
+    return tensor.device != device and not tensor.device.type == device.type == "cpu"
+
+
+def move_parameter(parameter: nn.Parameter, device: torch.device, undo: ExitStack) -> None:
+    """Brings a parameter to a device; `undo` takes it back."""
+    if elsewhere(parameter, device):
+        undo.callback(_bring, parameter, parameter.device)
+        _bring(parameter, device)
+
+
+def move_buffers(module: nn.Module, device: torch.device, undo: ExitStack) -> None:
+    """Gives a module, its children not, copies of its buffers on a device; `undo` gives it its own again."""
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if elsewhere(buffer, device):
+            undo.callback(module._buffers.__setitem__, name, buffer)
+            module._buffers[name] = buffer.to(device)
+
+
+def _bring(parameter: nn.Parameter, device: torch.device) -> None:
+    parameter.data = parameter.data.to(device)

@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from coattn.cache.host_memory import host_memory
 from coattn.errors import ConfigError
-from coattn.hf.architectures import attention_modules
-from coattn.hf.fuse.same import replaced
-from coattn.hf.fuse.siblings import NAMES
-from coattn.hf.query import layer_of
-from coattn.hf.stored import stored
+from coattn.hf.architectures import layers_of
+from coattn.hf.fuse.forms import replaced
+from coattn.hf.fuse.siblings import projections
+from coattn.hf.stored import bytes_of, move_buffers, move_parameter, stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,15 +28,14 @@ ALIGNED = 256
 
 @dataclass(frozen=True)
 class Split:
-    """Which layers' weights stay on the GPU, and how many bytes lie and move where."""
+    """Which layers' weights stay on the GPU, and how many bytes lie where."""
 
     staged: tuple[int, ...]
     """Layers whose weights lie in DRAM, spread evenly over the model."""
     gpu_bytes: int
     """Weights in GPU memory: embeddings, head, layers that stay, staging memory."""
     host_bytes: int
-    step_bytes: int
-    """Bytes that each step, of decode or of a prompt, brings over PCIe."""
+    """Weights in DRAM. Each step, of decode or of a prompt, brings all of them over PCIe."""
 
 
 def split(model: PreTrainedModel, share: float) -> Split:
@@ -45,15 +43,15 @@ def split(model: PreTrainedModel, share: float) -> Split:
 
     At least the staging memory is on the GPU. model: may be on a device without memory.
     """
-    layers = _layers(model)
+    layers = layers_of(model)
     stay = max(0, int(share * len(layers)) - SLOTS)
     n = len(layers) - stay
     if n <= SLOTS:
-        return Split((), sum(p.nbytes for p in model.parameters()), 0, 0)
+        return Split((), bytes_of(model), 0)
     staged = tuple(i for i in range(len(layers)) if (i + 1) * n // len(layers) > i * n // len(layers))
-    sizes = [sum(p.nbytes for p in layers[i].parameters()) for i in staged]
-    gpu = sum(p.nbytes for p in model.parameters()) - sum(sizes) + SLOTS * max(sizes)
-    return Split(staged, gpu, sum(sizes), sum(sizes))
+    sizes = [bytes_of(layers[i]) for i in staged]
+    gpu = bytes_of(model) - sum(sizes) + SLOTS * max(sizes)
+    return Split(staged, gpu, sum(sizes))
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,11 @@ class Piece:
         p = self.parameter
         return memory[self.start : self.start + p.nbytes].view(p.dtype).view(p.shape)
 
+    def give_back(self, kept: Tensor) -> None:
+        """The parameter has memory of its own again, where it was before. kept: its numbers in DRAM."""
+        del self.parameter.on_host  # type: ignore[attr-defined]
+        self.parameter.data = kept.to(self.home)
+
 
 class StagedWeights:
     """Runs a model whose weights are split; `close` leaves it as it was.
@@ -79,7 +82,7 @@ class StagedWeights:
     Owner: this object. Writer of a slot: the copy of the layer that is next in it, on a side stream, after the last
     kernel of the layer before in the slot (the side stream waits for the layers' stream there). Reader: the layer's
     kernels, after its copy (the layers' stream waits for an event). Between steps slot k holds the k-th staged layer,
-    and no copy is on its way, however the step ended (`settle`): a captured step has no copies for these layers.
+    and no copy is on its way, however the step ended: a captured step has no copies for these layers.
 
     A step may run inside a layer of another one, as long as both run layer by layer: the inner one gives the slots back
     as it found them. A captured step cannot, so engines with staged weights run none between the layers of a prompt.
@@ -88,86 +91,54 @@ class StagedWeights:
     def __init__(self, model: PreTrainedModel, share: float, device: torch.device) -> None:
         self.device, self.split = device, split(model, share)
         self.decoder: Any = model.get_decoder()
-        self.copies: list[int] = []
-        """Staged layers in the order in which they were brought in, by their place among these; since the last step
-        began."""
-        layers = _layers(model)
-        staged = [layers[i] for i in self.split.staged]
+        staged = [layers_of(model)[i] for i in self.split.staged]
         _refuse_packed(staged)
         self._pieces = [list(_pieces(layer)) for layer in staged]
-        self._moved: list[tuple[nn.Parameter, torch.device]] = []
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
-        self._hooks: list[Any] = []
+        self._undo = ExitStack()
         self._running = False
         self._events: dict[int, Any] = {}
         self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         with torch.inference_mode(False), torch.no_grad():
-            self._move(model, {id(piece.parameter) for pieces in self._pieces for piece in pieces})
+            moving = {piece.parameter for pieces in self._pieces for piece in pieces}
+            for parameter in model.parameters():
+                if parameter not in moving:
+                    move_parameter(parameter, device, self._undo)
+            for module in model.modules():
+                move_buffers(module, device, self._undo)
             self.sizes = [max(p.start + p.parameter.nbytes for p in pieces) for pieces in self._pieces]
-            starts = [sum(_up(n) for n in self.sizes[:j]) for j in range(len(staged))]
-            memory = host_memory(sum(map(_up, self.sizes)), device)
-            self.host = [memory[at : at + n] for at, n in zip(starts, self.sizes, strict=True)]
-            largest = max(self.sizes, default=0)
-            self.slots = torch.zeros(SLOTS if staged else 0, largest, dtype=torch.uint8, device=device)
+            aligned = [_up(n) for n in self.sizes]
+            stretches = torch.split(host_memory(sum(aligned), device), aligned)
+            self.host = [stretch[:n] for stretch, n in zip(stretches, self.sizes, strict=True)]
+            size = SLOTS if staged else 0, max(self.sizes, default=0)
+            self.slots = torch.zeros(size, dtype=torch.uint8, device=device)
             for j, pieces in enumerate(self._pieces):
                 for piece in pieces:
                     kept = piece.within(self.host[j])
                     kept.copy_(piece.parameter.data)
                     piece.parameter.on_host = kept  # type: ignore[attr-defined]
                     piece.parameter.data = piece.within(self.slots[j % SLOTS])
+                    self._undo.callback(piece.give_back, kept)
         self.held = [-1] * len(self.slots)
         """By slot: the staged layer whose weights it has, or will have when what was started is done."""
         for j in range(len(self.slots)):
             self._copy(j)
         for j, layer in enumerate(staged):
-            self._hooks.append(layer.register_forward_pre_hook(self._before(j)))
-            self._hooks.append(layer.register_forward_hook(self._after(j)))
-        self._undo = ExitStack()
+            self._undo.callback(layer.register_forward_pre_hook(self._before(j)).remove)
+            self._undo.callback(layer.register_forward_hook(self._after(j)).remove)
         if staged:  # not a hook: those are left out after an interrupt
             self._undo.enter_context(replaced(self.decoder, self._step(self.decoder.forward)))
 
-    def settle(self) -> None:
-        """Slot k holds the k-th staged layer again, whatever was interrupted. Costs nothing where it does."""
-        self._hold(range(len(self.slots)))
-
     def close(self) -> None:
         """Every parameter and buffer where it was before, as far as that device has room."""
-        self._undo.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
         with torch.inference_mode(False), torch.no_grad():
-            for j, pieces in enumerate(self._pieces):
-                for piece in pieces:
-                    del piece.parameter.on_host  # type: ignore[attr-defined]
-                    piece.parameter.data = piece.within(self.host[j]).to(piece.home)
-            for parameter, home in self._moved:
-                parameter.data = parameter.data.to(home)
-            for module, name, buffer in self._buffers:
-                module._buffers[name] = buffer
-        self._pieces, self._moved, self._buffers = [], [], []
+            self._undo.close()
+        self._pieces = []
         self.slots = self.slots[:0]
 
     def report(self) -> dict[str, int]:
         """Bytes of weights in each tier, and what a step moves."""
-        found = self.split
-        return {
-            "weights_gpu": found.gpu_bytes,
-            "weights_host": found.host_bytes,
-            "weights_moved": found.step_bytes,
-        }
-
-    def _move(self, model: PreTrainedModel, staged: set[int]) -> None:
-        """What stays on the GPU goes there, buffers too."""
-        for parameter in model.parameters():
-            if id(parameter) not in staged and parameter.device != self.device:
-                self._moved.append((parameter, parameter.device))
-                parameter.data = parameter.data.to(self.device)
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.device != self.device:
-                    self._buffers.append((module, name, buffer))
-                    module._buffers[name] = buffer.to(self.device)
+        at = self.split
+        return {"weights_gpu": at.gpu_bytes, "weights_host": at.host_bytes, "weights_moved": at.host_bytes}
 
     def _step(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The decoder's forward call, after which the slots are as the next step, or the one around it, needs them."""
@@ -175,8 +146,6 @@ class StagedWeights:
         @wraps(forward)
         def step(*args: Any, **options: Any) -> Any:
             inside, before = self._running, list(self.held)
-            if not inside:
-                self.copies.clear()
             self._running = True
             try:
                 return forward(*args, **options)
@@ -212,11 +181,9 @@ class StagedWeights:
 
     def _after(self, j: int) -> Any:
         following = j + SLOTS if j + SLOTS < len(self.sizes) else j % SLOTS
-        if following == j:
-            return lambda *_: None
 
         def fetch(*_: Any) -> None:
-            if not self._running:
+            if not self._running or following == j:
                 return
             if self._side is None:
                 self._copy(following)
@@ -235,11 +202,6 @@ class StagedWeights:
         self.held[slot] = -1  # neither, should this be interrupted
         self.slots[slot][: self.sizes[j]].copy_(self.host[j], non_blocking=True)
         self.held[slot] = j
-        self.copies.append(j)
-
-
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    return [layer_of(model, module) for module in attention_modules(model)]
 
 
 def _refuse_packed(layers: Iterable[nn.Module]) -> None:
@@ -256,26 +218,22 @@ def _refuse_packed(layers: Iterable[nn.Module]) -> None:
 
 def _pieces(layer: nn.Module) -> Iterator[Piece]:
     """A layer's parameters, one after another; those that are fused into one matrix without a gap."""
-    at, seen = 0, set()
-    for run in (*_siblings(layer), *([p] for p in layer.parameters())):
-        if any(id(p) in seen for p in run):
-            continue
-        at = _up(at)
-        for parameter in run:
-            seen.add(id(parameter))
-            yield Piece(parameter, at, parameter.device)
-            at += parameter.nbytes
+    at, seen = 0, set[nn.Parameter]()
+    for run in (*_fused(layer), *([p] for p in layer.parameters())):
+        if seen.isdisjoint(run):
+            at = _up(at)
+            for parameter in run:
+                yield Piece(parameter, at, parameter.device)
+                at += parameter.nbytes
+            seen.update(run)
 
 
-def _siblings(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
+def _fused(layer: nn.Module) -> Iterator[Sequence[nn.Parameter]]:
     for module in layer.modules():
-        for names in NAMES:
-            members = [getattr(module, name, None) for name in names]
-            linears = [m for m in members if isinstance(m, nn.Linear)]
-            if len(linears) == len(names):
-                yield cast("list[nn.Parameter]", [m.weight for m in linears])
-                if all(m.bias is not None for m in linears):
-                    yield cast("list[nn.Parameter]", [m.bias for m in linears])
+        for members in projections(module):
+            yield [m.get_parameter("weight") for m in members]
+            if all(m.bias is not None for m in members):
+                yield [m.get_parameter("bias") for m in members]
 
 
 def _up(n: int) -> int:

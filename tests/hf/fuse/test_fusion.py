@@ -12,8 +12,7 @@ from tests.hf.families import FAMILIES, tiny
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import EagerRunner
 from coattn.hf.forward import Session
-from coattn.hf.fuse import Fusion
-from coattn.hf.fuse.fusion import _Pretend
+from coattn.hf.fuse.fusion import Fusion, _Pretend
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime

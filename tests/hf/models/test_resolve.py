@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from coattn.errors import ModelError
 from coattn.hf.converted import cache_dir
-from coattn.hf.models import CATALOG, Embedded, list_models, resolve
+from coattn.hf.models import Embedded, list_models, resolve
 from coattn.hf.models.folder import check_folder
 
 
@@ -141,7 +141,3 @@ def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch,
     for unset in ("", "relative"):  # the XDG specification: a relative path counts as unset
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
         assert cache_dir() == tmp_path / ".cache" / "coattn"
-
-
-def test_the_catalog_knows_the_cost_of_a_token() -> None:
-    assert CATALOG["smollm2"].kv_bytes_per_token == 23_040

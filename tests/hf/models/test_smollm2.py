@@ -23,12 +23,8 @@ def loaded(smollm2: Path) -> Loaded:
 
 def chat(loaded: Loaded, message: str, tokens: int) -> tuple[int, str]:
     """Prompt length in tokens and the greedy answer to one message."""
-    ids = loaded.tokenizer.apply_chat_template(
-        [{"role": "user", "content": message}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
+    turns, options = [{"role": "user", "content": message}], {"return_tensors": "pt", "return_dict": True}
+    ids = loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=True, **options)
     out = loaded.model.generate(**ids, max_new_tokens=tokens, do_sample=False)
     prompt = ids["input_ids"].shape[1]
     return prompt, loaded.tokenizer.decode(out[0, prompt:], skip_special_tokens=False)
@@ -66,43 +62,31 @@ def test_digits_are_tokens_of_their_own(loaded: Loaded, text: str) -> None:
     assert [piece for piece in pieces if any(map(str.isdigit, piece))] == list(filter(str.isdigit, text))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Hello, world!", " leading  and  double ", "naïve café — ▁ 日本 🙂", "a\n\n\tb 12 .", "it 's , fine"],
-)
+TEXTS = ["Hello, world!", " leading  and  double ", "naïve café — ▁ 日本 🙂", "a\n\n\tb 12 .", "it 's , fine"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_decoding_gives_the_text_back(loaded: Loaded, text: str) -> None:
     assert loaded.tokenizer.decode(loaded.tokenizer(text)["input_ids"]) == text
 
 
 def test_known_words_have_their_published_ids(loaded: Loaded) -> None:
-    assert loaded.tokenizer("<|im_start|>user\nHello world<|im_end|>")["input_ids"] == [
-        1,
-        4093,
-        198,
-        19556,
-        905,
-        2,
-    ]
+    ids = loaded.tokenizer("<|im_start|>user\nHello world<|im_end|>")["input_ids"]
+    assert ids == [1, 4093, 198, 19556, 905, 2]
 
 
 def test_it_ends_and_pads_with_the_end_of_a_turn(loaded: Loaded) -> None:
     tokenizer, generation = loaded.tokenizer, loaded.model.generation_config
-    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.eos_token_id) == (
-        "<|im_end|>",
-        "<|im_end|>",
-        2,
-    )
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+    assert tokenizer.eos_token_id == 2
     assert (generation.eos_token_id, generation.pad_token_id) == (2, 2)
     assert tokenizer.padding_side == "left"
     assert tokenizer.model_max_length == 8_192
 
 
 def test_the_chat_template_marks_the_turns(loaded: Loaded) -> None:
-    text = loaded.tokenizer.apply_chat_template(
-        [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    text = loaded.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -167,8 +168,17 @@ def plan(
     if not chosen:
         raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
     asks = tuple(encode_all(chosen, loaded, chat))
-    sha256 = loaded.weights_sha256()
+    sha256 = weights_sha256(loaded)
     return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl)
+
+
+def weights_sha256(loaded: Loaded) -> str | None:
+    """The hash of the GGUF file, or of the files of weights in the folder; None where neither is known."""
+    if loaded.sha256 is not None or loaded.path is None:
+        return loaded.sha256
+    files = sorted(loaded.path.glob("*.safetensors"))
+    lines = "".join(f"{path.name} {sha256_of(path)}\n" for path in files)
+    return hashlib.sha256(lines.encode()).hexdigest() if len(files) != 1 else sha256_of(files[0])
 
 
 def run(

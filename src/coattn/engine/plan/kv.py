@@ -97,7 +97,7 @@ def plan(
         "weight_bytes": sum(p.nbytes for p in model.parameters()),
         "gpu_weight_bytes": weights,
         "host_weight_bytes": lie.host_bytes,
-        "step_weight_bytes": lie.step_bytes,
+        "step_weight_bytes": lie.host_bytes,
         "gpu_kv_bytes": own["gpu"],
         "host_kv_bytes": own["host"],
         "full_kv_bytes": full,

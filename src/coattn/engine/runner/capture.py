@@ -17,7 +17,7 @@ from coattn.engine.runner.buckets import bucket_for, capture_sizes
 from coattn.engine.runner.runner import EagerRunner
 from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
-from coattn.hf.fuse import Fusion
+from coattn.hf.fuse.fusion import Fusion
 from coattn.hf.logits import head
 from coattn.kernels.streams import FIRST
 from coattn.step.running import RunningStep

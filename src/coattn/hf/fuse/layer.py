@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from coattn.hf.attention import attention_forward
-from coattn.hf.fuse.forms import eps_of
-from coattn.hf.fuse.same import is_plain_linear
+from coattn.hf.fuse.forms import eps_of, is_plain_linear
 from coattn.hf.fuse.siblings import Siblings
 from coattn.kernels.linear import linear
 
@@ -53,18 +52,18 @@ class LayerForm:
         return prepare_heads(projected, *rope, self.heads[0], 0, self.head_norms, self.head_eps)[0]
 
 
-def layer_form(layer: nn.Module, siblings: dict[nn.Module, dict[str, Siblings]]) -> LayerForm | None:
+def layer_form(layer: nn.Module, siblings: dict[nn.Module, list[Siblings]]) -> LayerForm | None:
     """The form of a layer whose children are what it needs; whether its numbers are right is still to be seen."""
     if {name for name, _ in layer.named_children()} != CHILDREN:
         return None
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
-    qkv, gate_up = siblings.get(attn, {}).get("q_proj"), siblings.get(mlp, {}).get("gate_proj")
+    fused = [*siblings.get(attn, ()), *siblings.get(mlp, ())]
     others = [getattr(attn, "o_proj", None), getattr(mlp, "down_proj", None)]
     norms = [eps_of(n) for n in (layer.input_layernorm, layer.post_attention_layernorm) if isinstance(n, nn.Module)]
     d = getattr(attn, "head_dim", None)
-    if qkv is None or gate_up is None or not all(map(is_plain_linear, others)) or None in norms:
+    if [len(each.members) for each in fused] != [3, 2] or not all(map(is_plain_linear, others)) or None in norms:
         return None
     if not isinstance(d, int) or d & (d - 1) or not hasattr(attn, "scaling"):
         return None
-    return LayerForm(layer, qkv, gate_up)
+    return LayerForm(layer, *fused)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.fuse.same import is_plain_linear, replaced
+from coattn.hf.fuse.forms import is_plain_linear, replaced
 from coattn.kernels.linear import linear
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -67,14 +67,19 @@ def join(tensors: Sequence[Tensor]) -> tuple[Tensor, bool]:
     return first.as_strided(size, first.stride(), first.storage_offset()), False
 
 
-def find_siblings(module: nn.Module) -> dict[str, Siblings]:
-    """The first member's name -> the siblings among a module's children."""
-    found = {}
+def projections(module: nn.Module) -> Iterator[list[nn.Linear]]:
+    """Linear children of a module that have the same input, by their names."""
     for names in NAMES:
-        members = [getattr(module, name, None) for name in names]
-        if not all(map(is_plain_linear, members)):
-            continue
-        linears = [m for m in members if isinstance(m, nn.Linear)]
-        if len({(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in linears}) == 1:
-            found[names[0]] = Siblings(linears)
+        members = [m for name in names if isinstance(m := getattr(module, name, None), nn.Linear)]
+        if len(members) == len(names):
+            yield members
+
+
+def find_siblings(module: nn.Module) -> list[Siblings]:
+    """Those among a module's children whose weights can be one matrix."""
+    found = []
+    for members in projections(module):
+        kinds = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in members}
+        if len(kinds) == 1 and all(map(is_plain_linear, members)):
+            found.append(Siblings(members))
     return found

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from coattn._version import __version__
 from coattn.errors import ModelError
-from coattn.hf.gguf.header import read_header
+from coattn.hf.converted import Progress, convert_once, silent, stage
+from coattn.hf.gguf.header import GgufFile, read_header
 from coattn.hf.gguf.tokenizer import read_tokenizer
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import one_line
@@ -21,6 +22,17 @@ from coattn.hf.refusals import one_line
 untyped: Any = transformers  # parts of it carry no annotations
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
+
+
+def folder_of(file: GgufFile, dtype: torch.dtype, on_progress: Progress = silent) -> Path:
+    """The model folder that `file` makes, with weights in `dtype`. A minute or two the first time, then at once."""
+
+    def fill(_scratch: Path, folder: Path) -> dict[str, str]:
+        with stage("convert", on_progress):
+            return convert(file.path, folder, dtype, file.name)
+
+    name = f"gguf-{file.sha256[:16]}-{str(dtype).removeprefix('torch.')}"
+    return convert_once(name, file.name, file.sha256, fill)
 
 
 def convert(
@@ -64,11 +76,9 @@ def convert(
                 model.config.dtype = str(named_dtype).removeprefix("torch.")
                 model.config.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    except ModelError:
-        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's own troubles: the caller knows where it was writing
+        if isinstance(error, ModelError) or (isinstance(error, OSError) and error.errno is not None):
+            raise  # of the disk's own troubles the caller knows more: where it was writing
         raise ModelError(
             f"{gguf} could not be converted: {one_line(error)}.",
             f"coattn was tested with transformers 5.17 to 5.22; this is {transformers.__version__}.",
@@ -76,16 +86,6 @@ def convert(
     for path in folder.iterdir():
         os.chmod(path, (folder / "config.json").stat().st_mode)  # safetensors writes files only the owner can read
     return {"coattn": __version__, **{package: version(package) for package in PACKAGES}}
-
-
-def convert_embedded(gguf: Path, folder: Path, title: str, end_token: str) -> dict[str, str]:
-    """`convert` of a file that serves every dtype. Half a minute on two cores, 0.9 GB of memory at its peak.
-
-    The file's 4- and 8-bit blocks have float16 scales, so float16 keeps them almost exactly, at half the size of
-    float32. The config names float32, in which plain Transformers then loads the model: a CPU without instructions for
-    bfloat16 multiplies that hundreds of times slower.
-    """
-    return convert(gguf, folder, torch.float16, title, named_dtype=torch.float32, end_token=end_token)
 
 
 def _name_ends(model: Any, tokenizer: Any, header: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ SPLITS = {"llama-bpe": WORDS.format(digits="{1,3}"), "qwen2": WORDS.format(digit
 """By `tokenizer.ggml.pre`."""
 BEGINS = {"llama-bpe"}
 """Where a text begins with the begin token unless the file says otherwise, as llama.cpp takes it."""
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""Transformers' names of markers, and GGUF's."""
 
 
 def read_tokenizer(header: dict[str, Any], path: Path) -> PreTrainedTokenizerFast:
@@ -60,8 +62,12 @@ def _build(header: dict[str, Any], pre: str) -> PreTrainedTokenizerFast:
         ]
         if added:
             (backend.add_special_tokens if kind == CONTROL else backend.add_tokens)(added)
-    named = {role: _named(header, tokens, key) for role, key in ROLES.items()}
-    begin = named["bos_token"]
+    named = {}
+    for role, key in ROLES.items():
+        number = header.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(number, int) and 0 <= number < len(tokens):
+            named[role] = tokens[number]
+    begin = named.get("bos_token")
     if begin is not None and header.get("tokenizer.ggml.add_bos_token", pre in BEGINS):
         backend.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, tokens.index(begin))]
@@ -69,14 +75,6 @@ def _build(header: dict[str, Any], pre: str) -> PreTrainedTokenizerFast:
     made: PreTrainedTokenizerFast = untyped.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         clean_up_tokenization_spaces=False,
-        **{role: token for role, token in named.items() if token is not None},
+        **named,
     )
     return made
-
-
-ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-
-
-def _named(header: dict[str, Any], tokens: list[str], key: str) -> str | None:
-    number = header.get(f"tokenizer.ggml.{key}_token_id")
-    return tokens[number] if isinstance(number, int) and 0 <= number < len(tokens) else None

