@@ -5,7 +5,6 @@ COATTN_KILLS=30 does at full length what is done briefly otherwise.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.small import greedy, llm, prompt
-from tests.transfer.processes import Process, Server, address, prefill, read_prompts
+from tests.transfer.processes import Process, Server, prefill, read_prompts
 
 for each in ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx2"):
     pytest.importorskip(each, reason=f"needs {each}: the extras serve and dev")
@@ -46,7 +45,7 @@ class Pair:
 
     def serve(self) -> Server:
         options = {"method": "cpu", "max_length": 512, "reuse": False}
-        return Server(address(self.kind, self.prefill), {"lease": LEASE}, options)
+        return Server(self.prefill.said, {"lease": LEASE}, options)
 
     def replace(self, victim: str) -> None:
         if victim == "prefill":
@@ -59,10 +58,8 @@ class Pair:
             process.kill()
 
 
-@pytest.fixture(params=["shm", "tcp", "nixl"])
+@pytest.fixture(params=["shm", "tcp"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    if request.param == "nixl" and importlib.util.find_spec("nixl") is None:
-        pytest.skip("needs nixl: the extra nixl")
     made = Pair(request.param, tmp_path)
     yield made
     made.close()
