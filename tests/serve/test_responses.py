@@ -210,11 +210,10 @@ class Thinking:
 def test_thoughts_text_and_calls_are_items_of_their_own(server: Running) -> None:
     body = ResponsesRequest(input="x")
     answer = ResponsesAnswer(server.llm, body, "small", Thinking)  # type: ignore[arg-type]
-    events = answer.begin()
-    for letter in "abcd":
-        output = RequestOutput(0, letter, (1,), prompt_tokens=1, new_tokens=4)
-        events += answer.part(output)
-    events += answer.last(output)
+    ends: list[Any] = [None, None, None, "stop"]
+    deltas = [RequestOutput(0, letter, (1,), finish_reason=end) for letter, end in zip("abcd", ends, strict=True)]
+    lines = b"".join(answer.delta(0, each) for each in deltas).decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     for each in events:
         published.known(published.EVENTS.validate_json(json.dumps(each), strict=True))
     made = events[-1]["response"]["output"]

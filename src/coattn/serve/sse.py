@@ -35,9 +35,9 @@ def event(data: Any, name: str | None = None) -> bytes:
     )
 
 
-def comment(text: str) -> bytes:
-    """A line that clients skip and proxies count as life."""
-    return f": {text}\n\n".encode()
+def sign_of_life(read: int, whole: int) -> bytes:
+    """How much of the prompts has been read, as a line that clients skip and proxies count as life."""
+    return f": prompt {read}/{whole}\n\n".encode()
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:

@@ -15,7 +15,7 @@ from coattn.serve.call import Order
 from coattn.serve.context import Context, context
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages
-from coattn.serve.respond import chunks, respond
+from coattn.serve.respond import respond
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.tools.use import Choice, Use, use
 
@@ -32,10 +32,10 @@ async def chat(request: Request) -> Response:
 
     make, used = preparing(body, here, choices, most, top)
 
-    def build(llm: LLM, _: Order) -> ChatAnswer:
-        return ChatAnswer(llm, here.texts(llm), name, top, used[0].read)
+    def build(llm: LLM, order: Order) -> ChatAnswer:
+        return ChatAnswer(llm, here.texts(llm), name, body, order, top, read=used[0].read)
 
-    return await respond(request, here, body, choices, make, build, chunks)
+    return await respond(request, here, body, choices, make, build)
 
 
 def preparing(

@@ -16,7 +16,7 @@ from coattn.serve.call import Order
 from coattn.serve.context import context
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_text
-from coattn.serve.respond import chunks, respond
+from coattn.serve.respond import respond
 from coattn.serve.schema.completion import CompletionRequest
 
 DEFAULT = 16
@@ -43,11 +43,11 @@ async def completions(request: Request) -> Response:
         seconds = ask.timeout(body, here.settings)
         return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
 
-    def build(llm: LLM, _: Order) -> CompletionAnswer:
-        ids = bool(body.return_token_ids)
-        return CompletionAnswer(llm, here.texts(llm), name, body.logprobs, echoes, choices, ids)
+    def build(llm: LLM, order: Order) -> CompletionAnswer:
+        given = (llm, here.texts(llm), name, body, order, body.logprobs)
+        return CompletionAnswer(*given, echoes=echoes, ids=bool(body.return_token_ids))
 
-    return await respond(request, here, body, choices * len(prompts), make, build, chunks)
+    return await respond(request, here, body, choices * len(prompts), make, build)
 
 
 def split(prompt: str | list[Any]) -> Sequence[str | list[int]]:
