@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.engine.small import END, small, tokenizer
-from tests.serve.running import HELLO, Running
+from tests.serve.running import HELLO, Running, serving
 
 import coattn
-from coattn.serve.guide import FORM
-from coattn.serve.lifecycle import Service
-from coattn.serve.settings import Settings
-from coattn.serve.tools.family import FAMILIES, response_template
+from coattn.serve.tools.family import FAMILIES, response_template, tell
 from coattn.serve.tools.grammar import tools_grammar
 from coattn.serve.tools.parser import ResponseParser, message
-from coattn.serve.tools.tell import tell
 
 CHAT = "/v1/chat/completions"
 SAY = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -128,7 +123,7 @@ def test_what_may_be_written(tokens: LLTokenizer, family: str, thinking: bool) -
 
     def takes(text: str, **more: Any) -> bool:
         settings = {"required": False, "parallel": True, "thinks": thinking, "thinking": thinking, **more}
-        grammar = tools_grammar(FAMILIES[family], tools, {}, dict(FORM), **settings)
+        grammar = tools_grammar(FAMILIES[family], tools, {}, **settings)
         matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar))
         ids = list((before + text).encode())
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
@@ -269,8 +264,7 @@ def test_openai_client_streams_calls(server: Running, monkeypatch: pytest.Monkey
         assert [each.function.arguments for each in made] == [each.function.arguments for each in again]
 
 
-@contextmanager
-def thinker() -> Iterator[Running]:
+def thinker() -> AbstractContextManager[Running]:
     """A server whose template opens a thought."""
     own = tokenizer().__class__(
         tokenizer_object=tokenizer().backend_tokenizer,
@@ -278,14 +272,7 @@ def thinker() -> Iterator[Running]:
         chat_template=TEMPLATES["hermes"] + SAY + "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}",
     )
     engine = lambda: coattn.LLM((small(), own), "full", max_batch=4, max_length=256, chunk=32, block=8)  # noqa: E731
-    running = Running(Service(Settings(port=0, names=("small",), drain=5), engine))
-    running.thread.start()
-    try:
-        running.until_ready()
-        yield running
-    finally:
-        running.stop()
-        running.thread.join(20)
+    return serving(open=engine)
 
 
 def test_a_thought_is_no_answer() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.engine.rows import options
 from tests.engine.small import greedy, llm, prompt, small, tokenizer
+from tests.transfer.local import local as local_server
 from tests.transfer.local import watch_taken
 from tests.transfer.processes import Process, reading
 
@@ -73,13 +74,8 @@ def test_what_was_transferred_is_shared_and_let_go_of(other: Process) -> None:
 @pytest.fixture(scope="module")
 def local() -> Iterator[PrefillServer]:
     """In this process, so that a test can reach into it."""
-    server = PrefillServer(Loaded(small(), tokenizer(), "small", None), "tcp://127.0.0.1:0", key=b"secret", chunk=16)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    yield server
-    server.close()
-    thread.join(10)
-    assert not thread.is_alive()
+    with local_server(key=b"secret") as server:
+        yield server
 
 
 def remote(engine: Any, server: PrefillServer, **more: Any) -> RemotePrefill:
@@ -146,19 +142,6 @@ def test_nobody_there(local: PrefillServer) -> None:
             assert isinstance(made.read(prompt(20)), Prefilled), "the other address is asked"
 
 
-def test_what_cannot_be_read_there_is_said(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no")
-
-    with llm() as engine, remote(engine, local, fallback=False) as made:
-        monkeypatch.setattr("coattn.transfer.prefill.read_prompt", broken)
-        with pytest.raises(TransferError, match="could not read the prompt: The step failed: RuntimeError"):
-            made.read(prompt(20))
-        monkeypatch.undo()
-        made._links[0].asleep = 0.0
-        assert isinstance(made.read(prompt(20)), Prefilled), "the connection is still good"
-
-
 def test_deadlines_and_cancelling_end_a_wait(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
 
@@ -183,13 +166,12 @@ def test_who_reads_for_others_reads_exactly() -> None:
         PrefillServer(loaded, "tcp://127.0.0.1:0", method="scout")
     with pytest.raises(ConfigError, match="there is no key"):
         PrefillServer(loaded, "tcp://0.0.0.0:0")
-    with PrefillServer(loaded, "tcp://127.0.0.1:0", method="cpu", block=8) as server:
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        with llm() as engine, RemotePrefill(engine, str(server.address)) as made:
-            here = engine.generate(prompt(120), ANSWER)[0]
-            with llm(reuse=False) as fresh, RemotePrefill(fresh, str(server.address)) as other:
-                assert fresh.generate(other.read(prompt(120)), ANSWER)[0].token_ids == here.token_ids
-            assert made.report()["elsewhere_prompts"] == 0
-        server.stop()
-        thread.join(10)
+    with (
+        local_server(method="cpu", block=8) as server,
+        llm() as engine,
+        RemotePrefill(engine, str(server.address)) as made,
+    ):
+        here = engine.generate(prompt(120), ANSWER)[0]
+        with llm(reuse=False) as fresh, RemotePrefill(fresh, str(server.address)) as other:
+            assert fresh.generate(other.read(prompt(120)), ANSWER)[0].token_ids == here.token_ids
+        assert made.report()["elsewhere_prompts"] == 0

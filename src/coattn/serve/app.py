@@ -19,9 +19,8 @@ from coattn.serve.errors import BROKEN, ApiError
 from coattn.serve.gate import Gate, local_hosts
 from coattn.serve.routes import chat, completions, page, responses, state, tokens
 from coattn.serve.schema.chat import ChatRequest
-from coattn.serve.schema.completion import CompletionRequest
+from coattn.serve.schema.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from coattn.serve.schema.responses import ResponsesRequest
-from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
 from coattn.serve.settings import Settings
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]

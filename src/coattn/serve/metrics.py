@@ -23,6 +23,17 @@ BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = tuple(float(1 << power) for power in range(21))
 
+HISTOGRAMS = (
+    ("time_to_first_token_seconds", "Until the first token, waiting included.", FIRST),
+    ("inter_token_latency_seconds", "Between two parts of a streamed answer.", BETWEEN),
+    ("request_time_per_output_token_seconds", "Mean time per token after the first, per request.", BETWEEN),
+    ("e2e_request_latency_seconds", "From a request's arrival to its end.", WHOLE),
+    ("request_queue_time_seconds", "Until the request first got a slot.", WHOLE),
+    ("request_prefill_time_seconds", "From the slot to the first token.", WHOLE),
+    ("request_decode_time_seconds", "From the first token to the last.", WHOLE),
+    ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
+    ("request_generation_tokens", "Tokens of an answer.", TOKENS),
+)
 GAUGES: Table = (
     ("num_requests_running", "running", "Requests that run."),
     ("num_requests_waiting", "waiting", "Requests that wait."),
@@ -74,43 +85,33 @@ class Metrics:
         self.engine, self._name = engine, name
         self.registry = CollectorRegistry()
         self.registry.register(self)
-
-        def histogram(what: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
-
-        self._first = histogram("time_to_first_token_seconds", "Until the first token, waiting included.", FIRST)
-        self._between = histogram("inter_token_latency_seconds", "Between two parts of a streamed answer.", BETWEEN)
-        self._per_token = histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first, per request.", BETWEEN
-        )
-        self._whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", WHOLE)
-        self._queue = histogram("request_queue_time_seconds", "Until the request first got a slot.", WHOLE)
-        self._prefill = histogram("request_prefill_time_seconds", "From the slot to the first token.", WHOLE)
-        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", WHOLE)
-        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
-        self._new = histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
+        self._histograms = {
+            what: Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
+            for what, text, buckets in HISTOGRAMS
+        }
 
     def between(self, seconds: float) -> None:
         """So long after the part before it, a part of a streamed answer came."""
-        self._between.labels(self._name()).observe(seconds)
+        self._observe("inter_token_latency_seconds", seconds)
 
     def done(self, output: RequestOutput) -> None:
         """A request has ended."""
-        name = self._name()
-        self._prompt.labels(name).observe(output.prompt_tokens)
-        self._new.labels(name).observe(output.new_tokens)
         waited, first, total = output.waited_s, output.first_token_s, output.total_s
-        if waited is not None:
-            self._queue.labels(name).observe(waited)
-        if total is not None:
-            self._whole.labels(name).observe(total)
+        self._observe("request_prompt_tokens", output.prompt_tokens)
+        self._observe("request_generation_tokens", output.new_tokens)
+        self._observe("request_queue_time_seconds", waited)
+        self._observe("e2e_request_latency_seconds", total)
         if waited is None or first is None or total is None:
             return
-        self._first.labels(name).observe(first)
-        self._prefill.labels(name).observe(first - waited)
-        self._decode.labels(name).observe(total - first)
+        self._observe("time_to_first_token_seconds", first)
+        self._observe("request_prefill_time_seconds", first - waited)
+        self._observe("request_decode_time_seconds", total - first)
         if output.new_tokens > 1:
-            self._per_token.labels(name).observe((total - first) / (output.new_tokens - 1))
+            self._observe("request_time_per_output_token_seconds", (total - first) / (output.new_tokens - 1))
+
+    def _observe(self, what: str, value: float | None) -> None:
+        if value is not None:
+            self._histograms[what].labels(self._name()).observe(value)
 
     def collect(self) -> Iterator[Metric]:
         """What the engine counts, for the registry."""

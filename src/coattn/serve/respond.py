@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coattn.engine.llm import LLM
-from coattn.engine.request import RequestOutput
+from coattn.serve.answer.head import ChoiceAnswer
+from coattn.serve.answer.responses import ResponsesAnswer
 from coattn.serve.ask import salt
 from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context
@@ -20,18 +20,10 @@ from coattn.serve.gate import TENANT
 from coattn.serve.schema.base import Sampling
 from coattn.serve.sse import EventStream, GoneError, unless_gone
 
+Answer = ChoiceAnswer | ResponsesAnswer
+"""Builds what a client gets: `whole`, or the events of a stream as bytes."""
 CLOSED = 499
 """The status of a response whose client has left."""
-
-
-class Answer(Protocol):
-    """Builds what a client gets: `whole`, or the events of a stream as bytes."""
-
-    def whole(self, outputs: list[RequestOutput], /) -> dict[str, Any]: ...
-    def waiting(self, read: int, whole: int) -> bytes: ...
-    def delta(self, index: int, delta: RequestOutput) -> bytes: ...
-    def failed(self, error: ApiError) -> bytes: ...
-    def end(self) -> bytes: ...
 
 
 async def respond(
@@ -64,18 +56,12 @@ async def respond(
         events = _events(call, answer, context)
         first = await unless_gone(request.receive, anext(events))
         streaming = True
-        return EventStream(_after(first, events), call.close)
+        return EventStream(events, call.close, first)
     except GoneError:
         return Response(status_code=CLOSED)
     finally:
         if not streaming:
             call.close()
-
-
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for each in rest:
-        yield each
 
 
 async def _events(call: HttpCall, answer: Answer, context: Context) -> AsyncIterator[bytes]:

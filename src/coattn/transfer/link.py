@@ -96,8 +96,9 @@ class Link:
         frame = {"op": "read", "tokens": len(tokens), "lease": watch.lease.seconds}
         payload = [raw(torch.tensor(tokens, dtype=torch.int32))]
         if not self.address.shared:
+            memory = torch.empty(layout.size, dtype=torch.uint8)
             channel.send(frame, watch, payload)
-            return torch.empty(layout.size, dtype=torch.uint8)
+            return memory
         memory, fd = make_shared(layout.size)
         try:
             channel.send(frame, watch, payload, fd)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coattn.engine.request import RequestOutput
@@ -11,21 +11,20 @@ from coattn.serve.tools.parser import ResponseParser, message
 
 
 class ChatAnswer(ChoiceAnswer):
-    """Builds the answers to one chat. read: makes what takes an answer apart; None where all of it is text."""
+    """Builds the answers to one chat."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, *given: Any, read: Callable[[], ResponseParser] | None = None) -> None:
+    def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._read = read
+        self._read = self._order.read
         self._parsers: dict[int, ResponseParser] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         """The answer to a request that does not stream."""
         return {**super().whole(outputs), "service_tier": None}
 
-    def choice(self, index: int, output: RequestOutput) -> Json:
-        """A whole answer."""
+    def _choice(self, index: int, output: RequestOutput) -> Json:
         said = {"content": output.text} if self._read is None else message(self._read(), output.text)
         return {
             "index": index,
@@ -34,12 +33,10 @@ class ChatAnswer(ChoiceAnswer):
             "finish_reason": _reason(output, bool(said.get("tool_calls"))),
         }
 
-    def first(self, index: int) -> Json:
-        """The choice of the chunk before the first piece of an answer."""
+    def _first(self, index: int) -> Json:
         return _piece(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def part(self, index: int, delta: RequestOutput) -> Json | None:
-        """The choice of a chunk with what is new; None where there is nothing to show."""
+    def _part(self, index: int, delta: RequestOutput) -> Json | None:
         said: Json = {"content": delta.text} if delta.text else {}
         if self._read is not None:
             if index not in self._parsers:
@@ -49,8 +46,7 @@ class ChatAnswer(ChoiceAnswer):
             return None
         return _piece(index, said, self._logprobs(delta))
 
-    def last(self, index: int, output: RequestOutput) -> Json:
-        """The choice of the chunk that ends an answer."""
+    def _last(self, index: int, output: RequestOutput) -> Json:
         parser = self._parsers.get(index)
         said = {} if parser is None else parser.finish()
         return _piece(index, said, reason=_reason(output, parser is not None and parser.calls > 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from coattn.engine.request import RequestOutput
@@ -11,39 +10,32 @@ from coattn.serve.answer.tokens import LEAST
 
 
 class CompletionAnswer(ChoiceAnswer):
-    """Builds the answers to some prompts. echoes: text that comes before the answers to each prompt.
-
-    ids: choices have the ids of their tokens.
-    """
+    """Builds the answers to some prompts. ids: choices have the ids of their tokens."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, *given: Any, echoes: Sequence[str], ids: bool) -> None:
+    def __init__(self, *given: Any, ids: bool) -> None:
         super().__init__(*given)
-        self._echoes, self._ids = echoes, ids
+        self._ids = ids
         self._offset: dict[int, int] = {}
 
-    def choice(self, index: int, output: RequestOutput) -> Json:
-        """A whole answer."""
+    def _choice(self, index: int, output: RequestOutput) -> Json:
         return self._piece(index, self._echo(index) + output.text, output, output.finish_reason)
 
-    def first(self, index: int) -> Json | None:
-        """The choice of a chunk with the prompt, where it was asked for."""
+    def _first(self, index: int) -> Json | None:
         echo = self._echo(index)
         return self._piece(index, echo) if echo else None
 
-    def part(self, index: int, delta: RequestOutput) -> Json | None:
-        """The choice of a chunk with what is new; None where there is nothing to show."""
+    def _part(self, index: int, delta: RequestOutput) -> Json | None:
         if not delta.text and not (delta.token_ids and (self._ids or self.top is not None)):
             return None
         return self._piece(index, delta.text, delta)
 
-    def last(self, index: int, output: RequestOutput) -> Json:
-        """The choice of the chunk that ends an answer."""
+    def _last(self, index: int, output: RequestOutput) -> Json:
         return self._piece(index, "", reason=output.finish_reason)
 
     def _echo(self, index: int) -> str:
-        return self._echoes[index // self._order.choices] if self._echoes else ""
+        return self._order.echoes[index // self._order.choices] if self._order.echoes else ""
 
     def _piece(self, index: int, text: str, tokens: RequestOutput | None = None, reason: str | None = None) -> Json:
         """tokens: those of the text, where it has some."""

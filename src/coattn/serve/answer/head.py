@@ -42,19 +42,19 @@ class ChoiceAnswer:
         self._progress = bool(body.return_progress)
         self._latest: dict[int, RequestOutput] = {}
 
-    def choice(self, index: int, output: RequestOutput) -> Json:
+    def _choice(self, index: int, output: RequestOutput) -> Json:
         """A whole answer."""
         raise NotImplementedError
 
-    def first(self, index: int) -> Json | None:
-        """The choice of the chunk before the first piece of an answer."""
+    def _first(self, index: int) -> Json | None:
+        """The choice of the chunk before the first piece of an answer, if there is one."""
         raise NotImplementedError
 
-    def part(self, index: int, delta: RequestOutput) -> Json | None:
+    def _part(self, index: int, delta: RequestOutput) -> Json | None:
         """The choice of a chunk with what is new; None where there is nothing to show."""
         raise NotImplementedError
 
-    def last(self, index: int, output: RequestOutput) -> Json:
+    def _last(self, index: int, output: RequestOutput) -> Json:
         """The choice of the chunk that ends an answer."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class ChoiceAnswer:
         numbered = dict(enumerate(outputs))
         return {
             **self.head,
-            "choices": [self.choice(index, each) for index, each in numbered.items()],
+            "choices": [self._choice(index, each) for index, each in numbered.items()],
             "usage": self._usage(numbered),
             "coattn": about(self.llm, list(numbered.items())),
         }
@@ -77,11 +77,11 @@ class ChoiceAnswer:
 
     def delta(self, index: int, delta: RequestOutput) -> bytes:
         """Events of what is new of an answer."""
-        data = b"" if index in self._latest else self._event(self.first(index))
+        data = b"" if index in self._latest else self._event(self._first(index))
         self._latest[index] = delta
-        data += self._event(self.part(index, delta))
+        data += self._event(self._part(index, delta))
         if delta.finish_reason is not None:
-            data += self._event(self.last(index, delta), coattn=about(self.llm, [(index, delta)]))
+            data += self._event(self._last(index, delta), coattn=about(self.llm, [(index, delta)]))
         return data
 
     def failed(self, error: ApiError) -> bytes:

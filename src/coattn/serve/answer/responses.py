@@ -175,15 +175,9 @@ def _usage(output: RequestOutput) -> Json:
 def _echo(body: ResponsesRequest, model: str) -> Json:
     """What a response repeats of its request."""
     form = None if body.text is None else body.text.format
+    same = {"name", "description", "parameters"}
     tools = [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": bool(tool.strict),
-        }
-        for tool in body.tools or ()
+        {"type": "function", **tool.model_dump(include=same), "strict": bool(tool.strict)} for tool in body.tools or ()
     ]
     shown: Json = {"type": "text" if form is None else form.type}
     if form is not None and form.type == "json_schema":

@@ -31,21 +31,19 @@ async def completions(request: Request) -> Response:
     prompts = split(body.prompt)
     choices = ask.check_fields(body, here.settings, len(prompts))
     check(body, choices)
-    echoes: list[str] = []
 
     def make(llm: LLM) -> Order:
         ids = [from_text(llm, prompt) for prompt in prompts]
-        if body.echo:
-            echoes.extend(_text(llm, each) for each in prompts)
+        echoes = [_text(llm, each) for each in prompts] if body.echo else []
         longest = max(map(len, ids))
         sampling = ask.params(body, llm, longest, body.max_tokens, DEFAULT, body.logprobs)
         guide = here.grammars.compile(body.response_format, llm)
         seconds = ask.timeout(body, here.settings)
-        return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
+        return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide, echoes=echoes)
 
     def build(llm: LLM, order: Order) -> CompletionAnswer:
-        given = (llm, here.texts(llm), name, body, order, body.logprobs)
-        return CompletionAnswer(*given, echoes=echoes, ids=bool(body.return_token_ids))
+        ids = bool(body.return_token_ids)
+        return CompletionAnswer(llm, here.texts(llm), name, body, order, body.logprobs, ids=ids)
 
     return await respond(request, here, body, choices * len(prompts), make, build)
 

@@ -30,10 +30,10 @@ async def responses(request: Request) -> Response:
     name = here.model(body.model)
     chat = as_chat(body)
     with_names(lambda: ask.check_fields(chat, here.settings, 1))
-    make, used = with_names(lambda: preparing(chat, here, 1, body.max_output_tokens, None))
+    make = with_names(lambda: preparing(chat, here, 1, body.max_output_tokens, None))
 
-    def build(llm: LLM, _: Order) -> ResponsesAnswer:
-        return ResponsesAnswer(llm, body, name, used[0].read)
+    def build(llm: LLM, order: Order) -> ResponsesAnswer:
+        return ResponsesAnswer(llm, body, name, order.read)
 
     return await respond(request, here, chat, 1, lambda llm: with_names(lambda: make(llm)), build)
 
