@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -22,12 +21,6 @@ from coattn.serve.settings import Settings
 AT = "/v1/responses"
 PLAIN = {"input": "hello there", "instructions": "be brief", "max_output_tokens": 12, "temperature": 0}
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def test_it_says_what_a_chat_says(client: openai.OpenAI, server: Running) -> None:

@@ -248,20 +248,19 @@ def test_a_call_that_was_cut_off_says_so(server: Running, monkeypatch: pytest.Mo
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith("{")
 
 
-def test_openai_client_streams_calls(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_client_streams_calls(client: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     take(server, monkeypatch, "hermes")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = {
-            "model": "small", "messages": HELLO["messages"], "tools": TOOLS, "tool_choice": "required", "seed": 1,
-            "max_completion_tokens": 200, "parallel_tool_calls": False,
-        }  # fmt: skip
-        with client.chat.completions.stream(**asked) as stream:
-            kinds = {event.type for event in stream}
-            final = stream.get_final_completion()
-        assert "tool_calls.function.arguments.done" in kinds
-        made = final.choices[0].message.tool_calls
-        again = client.chat.completions.create(**asked).choices[0].message.tool_calls
-        assert [each.function.arguments for each in made] == [each.function.arguments for each in again]
+    asked: dict[str, Any] = {
+        "model": "small", "messages": HELLO["messages"], "tools": TOOLS, "tool_choice": "required", "seed": 1,
+        "max_completion_tokens": 200, "parallel_tool_calls": False,
+    }  # fmt: skip
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert "tool_calls.function.arguments.done" in kinds
+    made = final.choices[0].message.tool_calls
+    again = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert [each.function.arguments for each in made] == [each.function.arguments for each in again]
 
 
 def thinker() -> AbstractContextManager[Running]:

@@ -25,6 +25,7 @@ KILLS = int(os.environ.get("COATTN_KILLS", "2"))
 DEADLINE = 30.0
 LEASE = 1.0
 TOKENS = 16
+THREADS = ThreadPoolExecutor(1)
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +74,10 @@ def test_a_kill_is_an_answer_or_an_error(pair: Pair, right: dict[int, tuple[int,
     for number in range(KILLS):
         victim = ("prefill", "decode")[number % 2]
         seed, moment = rng.randrange(8), rng.uniform(0, 1.2 * usual)
-        asking = Asking(pair.decode, seed)
+        asking = THREADS.submit(pair.decode.ask, prompt(400, seed), TOKENS, DEADLINE)
         time.sleep(moment)
         getattr(pair, victim).kill()
-        got = asking.result()
+        got = asking.result(DEADLINE + 5)
         if isinstance(got, str):
             assert victim == "decode", f"the server lives, but says {got}"
             tally["error"] += 1
@@ -92,10 +93,10 @@ def test_a_kill_is_an_answer_or_an_error(pair: Pair, right: dict[int, tuple[int,
 
 def test_a_process_that_sleeps_past_its_lease_changes_nothing(pair: Pair, right: dict[int, tuple[int, ...]]) -> None:
     usual = seconds(pair, right)
-    asking = Asking(pair.decode, 3)
+    asking = THREADS.submit(pair.decode.ask, prompt(400, 3), TOKENS, DEADLINE)
     time.sleep(usual / 4)
     pair.prefill.kill(signal.SIGSTOP)
-    assert asking.result() == right[3], "read by the server itself"
+    assert asking.result(DEADLINE + 5) == right[3], "read by the server itself"
     pair.prefill.kill(signal.SIGCONT)  # it goes on writing, if it can
     assert pair.decode.ask(prompt(400, 2), TOKENS, DEADLINE) == right[2]
     until_nothing_is_mapped(pair)
@@ -107,20 +108,6 @@ def seconds(pair: Pair, right: dict[int, tuple[int, ...]]) -> float:
         begun = time.monotonic()
         assert pair.decode.ask(prompt(400, seed), TOKENS, DEADLINE) == right[seed]
     return time.monotonic() - begun
-
-
-class Asking:
-    """A request on a thread of its own."""
-
-    def __init__(self, server: Server, seed: int) -> None:
-        self._threads = ThreadPoolExecutor(1)
-        self._found = self._threads.submit(server.ask, prompt(400, seed), TOKENS, DEADLINE)
-
-    def result(self) -> tuple[int, ...] | str:
-        try:
-            return self._found.result(DEADLINE + 5)
-        finally:
-            self._threads.shutdown(wait=False)
 
 
 def until_nothing_is_mapped(pair: Pair) -> None:
