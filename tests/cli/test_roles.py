@@ -27,7 +27,7 @@ HERE = "tcp://127.0.0.1:0"
         (["--role", "prefill", "--prefill-at", HERE, "--prefill-at", HERE], "listens at one address"),
         (["--role", "prefill", "--prefill-at", "127.0.0.1:1"], "is no address"),
         (["--role", "prefill", "--prefill-at", "tcp://0.0.0.0:0"], "there is no key"),
-        (["--role", "decode", "--prefill-at", "nixl://machine.example:1"], "there is no key"),
+        (["--role", "decode", "--prefill-at", "tcp://machine.example:1"], "there is no key"),
         (["--role", "prefill", "--prefill-at", HERE, "--method", "scout"], "not exact"),
         (["--role", "prefill", "--prefill-at", HERE, "--weights-on-gpu", "0.5"], "does not support --weights-on-gpu"),
         (["--role", "prefill", "--prefill-at", HERE, "--lease", "0"], "--lease"),

@@ -47,7 +47,6 @@ def test_dependencies_are_those_of_the_project() -> None:
         *LAB["project"]["optional-dependencies"]["eval"],
         *PROJECT["project"]["optional-dependencies"]["checks"],
         *PROJECT["project"]["optional-dependencies"]["ray"],
-        *PROJECT["project"]["optional-dependencies"]["nixl"],
         *PROJECT["build-system"]["requires"],
     ]
     assert listed == dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in wanted)  # type: ignore[union-attr]

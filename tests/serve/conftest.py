@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    import openai
     from tests.serve.running import Running
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "openai", "httpx2")
@@ -33,3 +34,11 @@ def server() -> Iterator[Running]:
 
     with serving() as running:
         yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made

@@ -69,15 +69,17 @@ class Running:
 
 
 @contextmanager
-def serving(settings: Settings | None = None, **options: Any) -> Iterator[Running]:
-    """settings: the server's, on a free port; options: the engine's."""
+def serving(
+    settings: Settings | None = None, open: Callable[[], coattn.LLM] | None = None, wait: bool = True, **options: Any
+) -> Iterator[Running]:
+    """settings: the server's, on a free port; options: the engine's, if `open` does not make it; wait: until ready."""
     given = Settings(port=0, names=("small",), drain=5) if settings is None else settings
-    running = Running(Service(given, lambda: llm(**{"max_waiting": 64, **options})))
+    running = Running(Service(given, open or (lambda: llm(**{"max_waiting": 64, **options}))))
     running.thread.start()
     try:
         running.until(lambda: running.service._server.started)
-        if not given.keys:
-            running.until_ready()
+        if wait:
+            running.until(lambda: running.service.engine.condition == "ready", 30)
         yield running
     finally:
         running.stop()

@@ -209,40 +209,36 @@ def test_an_engine_that_breaks_tells_everybody_and_comes_back(monkeypatch: pytes
         opening.wait(20)
         return llm(max_waiting=64)
 
-    server = Running(Service(Settings(port=0, names=("small",)), make))
-    server.thread.start()
-    server.until_ready()
-    want = server.post(CHAT, HELLO).json()["choices"]
-    slow(server, monkeypatch, 0.02)
-    found: list[httpx.Response] = []
-    bodies = [{**LONG, "stream": streams} for streams in (True, False)] * 3
-    threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
-    for each in threads:
-        each.start()
-    server.until(lambda: len(server.llm.engine.inbox.live) == 6 and server.llm.report()["new_tokens"] > 20)
+    with serving(Settings(port=0, names=("small",)), make) as server:
+        want = server.post(CHAT, HELLO).json()["choices"]
+        slow(server, monkeypatch, 0.02)
+        found: list[httpx.Response] = []
+        bodies = [{**LONG, "stream": streams} for streams in (True, False)] * 3
+        threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
+        for each in threads:
+            each.start()
+        server.until(lambda: len(server.llm.engine.inbox.live) == 6 and server.llm.report()["new_tokens"] > 20)
 
-    def fail() -> None:
-        raise RuntimeError("a wire came loose")
+        def fail() -> None:
+            raise RuntimeError("a wire came loose")
 
-    opening.clear()
-    start = time.monotonic()
-    monkeypatch.setattr(server.llm.engine.scheduler, "next", fail)
-    for each in threads:
-        each.join(10)
-    assert time.monotonic() - start < 2
-    for each in found:
-        assert each.status_code == 500 or '"code":"engine_failure"' in each.text
-    server.until(lambda: server.client.get("/ready").status_code == 503, 2)
-    assert server.client.get("/ready").json()["status"] == "broken"
-    assert server.client.get("/health").status_code == 200
-    refused = server.post(CHAT, HELLO)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
-    opening.set()
-    server.until_ready()
-    assert server.post(CHAT, HELLO).json()["choices"] == want
-    assert "coattn:engine_recoveries_total 1.0" in server.client.get("/metrics").text
-    server.stop()
-    server.thread.join(10)
+        opening.clear()
+        start = time.monotonic()
+        monkeypatch.setattr(server.llm.engine.scheduler, "next", fail)
+        for each in threads:
+            each.join(10)
+        assert time.monotonic() - start < 2
+        for each in found:
+            assert each.status_code == 500 or '"code":"engine_failure"' in each.text
+        server.until(lambda: server.client.get("/ready").status_code == 503, 2)
+        assert server.client.get("/ready").json()["status"] == "broken"
+        assert server.client.get("/health").status_code == 200
+        refused = server.post(CHAT, HELLO)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
+        opening.set()
+        server.until_ready()
+        assert server.post(CHAT, HELLO).json()["choices"] == want
+        assert "coattn:engine_recoveries_total 1.0" in server.client.get("/metrics").text
     assert server.code == 0
 
 
@@ -290,21 +286,17 @@ def test_nothing_is_taken_before_the_model_is_there() -> None:
         go.wait(20)
         return llm()
 
-    server = Running(Service(Settings(port=0, names=("small",)), make))
-    server.thread.start()
-    server.until(lambda: server.service._server.started)
-    assert server.client.get("/ready").status_code == 503
-    assert server.client.get("/health").status_code == 200
-    assert server.client.get("/v1/models").json()["data"] == []
-    assert server.client.get("/v1/coattn/status").json()["live"]["state"] == "loading"
-    assert server.client.get("/metrics").status_code == 200
-    early = server.post(CHAT, HELLO)
-    assert (early.status_code, early.json()["error"]["code"]) == (503, "loading")
-    go.set()
-    server.until_ready()
-    assert server.post(CHAT, HELLO).status_code == 200
-    server.stop()
-    server.thread.join(10)
+    with serving(Settings(port=0, names=("small",)), make, wait=False) as server:
+        assert server.client.get("/ready").status_code == 503
+        assert server.client.get("/health").status_code == 200
+        assert server.client.get("/v1/models").json()["data"] == []
+        assert server.client.get("/v1/coattn/status").json()["live"]["state"] == "loading"
+        assert server.client.get("/metrics").status_code == 200
+        early = server.post(CHAT, HELLO)
+        assert (early.status_code, early.json()["error"]["code"]) == (503, "loading")
+        go.set()
+        server.until_ready()
+        assert server.post(CHAT, HELLO).status_code == 200
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import openai
 import pytest
@@ -14,12 +13,6 @@ from tests.engine.small import END, greedy, prompt
 from tests.serve.running import HELLO, Running
 
 TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello there"}]
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def test_a_chat_is_answered_as_the_engine_answers_it(client: openai.OpenAI, server: Running) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -22,12 +21,6 @@ from coattn.serve.settings import Settings
 AT = "/v1/responses"
 PLAIN = {"input": "hello there", "instructions": "be brief", "max_output_tokens": 12, "temperature": 0}
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def test_it_says_what_a_chat_says(client: openai.OpenAI, server: Running) -> None:
@@ -210,11 +203,10 @@ class Thinking:
 def test_thoughts_text_and_calls_are_items_of_their_own(server: Running) -> None:
     body = ResponsesRequest(input="x")
     answer = ResponsesAnswer(server.llm, body, "small", Thinking)  # type: ignore[arg-type]
-    events = answer.begin()
-    for letter in "abcd":
-        output = RequestOutput(0, letter, (1,), prompt_tokens=1, new_tokens=4)
-        events += answer.part(output)
-    events += answer.last(output)
+    ends: list[Any] = [None, None, None, "stop"]
+    deltas = [RequestOutput(0, letter, (1,), finish_reason=end) for letter, end in zip("abcd", ends, strict=True)]
+    lines = b"".join(answer.delta(0, each) for each in deltas).decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     for each in events:
         published.known(published.EVENTS.validate_json(json.dumps(each), strict=True))
     made = events[-1]["response"]["output"]

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.serve.running import Running
+from tests.serve.running import serving
 
 import coattn
 from coattn.hf.load import load
-from coattn.serve.lifecycle import Service
 from coattn.serve.settings import Settings
 
 LOAD = Path(__file__).resolve().parents[2] / "scripts" / "serve_load.py"
@@ -22,15 +21,11 @@ LOAD = Path(__file__).resolve().parents[2] / "scripts" / "serve_load.py"
 def test_calls_and_schemas_are_valid() -> None:
     """A short version of `scripts/serve_checks.sh forms`."""
     loaded = load("smollm2", dtype="float32", device="cpu")
-    service = Service(Settings(port=0, drain=5), lambda: coattn.LLM(loaded, "full", max_batch=4, max_length=768))
-    running = Running(service)
-    running.thread.start()
-    try:
-        running.until(lambda: service.engine.state == "ready", 120)
-        command = [sys.executable, str(LOAD), "forms", running.url, "--count", "4"]
+    with serving(
+        Settings(port=0, drain=5), lambda: coattn.LLM(loaded, "full", max_batch=4, max_length=768), wait=False
+    ) as server:
+        server.until(lambda: server.service.engine.state == "ready", 120)
+        command = [sys.executable, str(LOAD), "forms", server.url, "--count", "4"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "4 of 4 answers are valid" in done.stdout
-    finally:
-        running.stop()
-        running.thread.join(30)

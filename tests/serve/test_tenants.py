@@ -24,8 +24,6 @@ def cached(server: Running, key: str | None = None, path: str = "/v1/completions
 
 def test_keys_and_salts_share_nothing() -> None:
     with serving(KEYS) as server:
-        server.until(lambda: server.client.get("/health").status_code == 200, 30)
-        server.until(lambda: server.service.engine.condition == "ready", 30)
         assert [cached(server, key) for key in ("alpha", "alpha", "beta", "beta", "alpha")] == [0, 48, 0, 48, 48]
         read = server.llm.report()["prefill_tokens"]
         assert cached(server, "alpha", cache_salt="mine") == 0
@@ -39,7 +37,6 @@ def test_keys_and_salts_share_nothing() -> None:
 def test_a_second_key_reads_as_much_as_the_first() -> None:
     """Over 50 pairs, to the token: what one key has asked saves another nothing."""
     with serving(KEYS) as server:
-        server.until(lambda: server.service.engine.condition == "ready", 30)
 
         def read(key: str, text: str) -> int:
             before = server.llm.report()["prefill_tokens"]
@@ -54,7 +51,6 @@ def test_a_second_key_reads_as_much_as_the_first() -> None:
 
 def test_metrics_of_a_disk_tier(tmp_path: Path) -> None:
     with serving(KEYS, disk=tmp_path, disk_memory="1MiB") as server:
-        server.until(lambda: server.service.engine.condition == "ready", 30)
         cached(server, "alpha")
         told = server.client.get("/metrics", headers={"Authorization": "Bearer alpha"}).text
         assert 'coattn:disk_cache_hits_total{model_name="small"} 0.0' in told
@@ -64,10 +60,7 @@ def test_metrics_of_a_disk_tier(tmp_path: Path) -> None:
 
 
 def test_a_session_goes_on_and_belongs_to_its_key() -> None:
-    with serving(
-        Settings(port=0, names=("small",), keys=("alpha", "beta")), method="streaming", sinks=4, recent=200
-    ) as server:
-        server.until(lambda: server.service.engine.condition == "ready", 30)
+    with serving(KEYS, method="streaming", sinks=4, recent=200) as server:
         talk = [{"role": "user", "content": "hello there"}]
         first = server.post(
             CHAT,

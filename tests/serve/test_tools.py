@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.engine.small import END, small, tokenizer
-from tests.serve.running import HELLO, Running
+from tests.serve.running import HELLO, Running, serving
 
 import coattn
-from coattn.serve.guide import FORM
-from coattn.serve.lifecycle import Service
-from coattn.serve.settings import Settings
-from coattn.serve.tools.family import FAMILIES, response_template
+from coattn.serve.tools.family import FAMILIES, response_template, tell
 from coattn.serve.tools.grammar import tools_grammar
 from coattn.serve.tools.parser import ResponseParser, message
-from coattn.serve.tools.tell import tell
 
 CHAT = "/v1/chat/completions"
 SAY = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -128,7 +123,7 @@ def test_what_may_be_written(tokens: LLTokenizer, family: str, thinking: bool) -
 
     def takes(text: str, **more: Any) -> bool:
         settings = {"required": False, "parallel": True, "thinks": thinking, "thinking": thinking, **more}
-        grammar = tools_grammar(FAMILIES[family], tools, {}, dict(FORM), **settings)
+        grammar = tools_grammar(FAMILIES[family], tools, {}, **settings)
         matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar))
         ids = list((before + text).encode())
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
@@ -253,24 +248,22 @@ def test_a_call_that_was_cut_off_says_so(server: Running, monkeypatch: pytest.Mo
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith("{")
 
 
-def test_openai_client_streams_calls(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_client_streams_calls(client: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     take(server, monkeypatch, "hermes")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = {
-            "model": "small", "messages": HELLO["messages"], "tools": TOOLS, "tool_choice": "required", "seed": 1,
-            "max_completion_tokens": 200, "parallel_tool_calls": False,
-        }  # fmt: skip
-        with client.chat.completions.stream(**asked) as stream:
-            kinds = {event.type for event in stream}
-            final = stream.get_final_completion()
-        assert "tool_calls.function.arguments.done" in kinds
-        made = final.choices[0].message.tool_calls
-        again = client.chat.completions.create(**asked).choices[0].message.tool_calls
-        assert [each.function.arguments for each in made] == [each.function.arguments for each in again]
+    asked: dict[str, Any] = {
+        "model": "small", "messages": HELLO["messages"], "tools": TOOLS, "tool_choice": "required", "seed": 1,
+        "max_completion_tokens": 200, "parallel_tool_calls": False,
+    }  # fmt: skip
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert "tool_calls.function.arguments.done" in kinds
+    made = final.choices[0].message.tool_calls
+    again = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert [each.function.arguments for each in made] == [each.function.arguments for each in again]
 
 
-@contextmanager
-def thinker() -> Iterator[Running]:
+def thinker() -> AbstractContextManager[Running]:
     """A server whose template opens a thought."""
     own = tokenizer().__class__(
         tokenizer_object=tokenizer().backend_tokenizer,
@@ -278,14 +271,7 @@ def thinker() -> Iterator[Running]:
         chat_template=TEMPLATES["hermes"] + SAY + "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}",
     )
     engine = lambda: coattn.LLM((small(), own), "full", max_batch=4, max_length=256, chunk=32, block=8)  # noqa: E731
-    running = Running(Service(Settings(port=0, names=("small",), drain=5), engine))
-    running.thread.start()
-    try:
-        running.until_ready()
-        yield running
-    finally:
-        running.stop()
-        running.thread.join(20)
+    return serving(open=engine)
 
 
 def test_a_thought_is_no_answer() -> None:

@@ -13,7 +13,7 @@ import torch
 from tests.engine.small import small, tokenizer
 
 from coattn.hf.load import Loaded
-from coattn.transfer import transport
+from coattn.transfer.link import Link
 from coattn.transfer.prefill import PrefillServer
 
 
@@ -35,12 +35,12 @@ def local(address: str = "tcp://127.0.0.1:0", **options: Any) -> Iterator[Prefil
 def watch_taken(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[torch.Tensor]]:
     """What callers take memory for from now on, as long as anybody has it."""
     taken: list[weakref.ref[torch.Tensor]] = []
-    take = transport.Target.take
+    ask = Link._ask
 
-    def watched(self: Any, nbytes: int) -> Any:
-        found = take(self, nbytes)
-        taken.append(weakref.ref(found[0]))
-        return found
+    def watched(*given: Any) -> torch.Tensor:
+        memory = ask(*given)
+        taken.append(weakref.ref(memory))
+        return memory
 
-    monkeypatch.setattr(transport.Target, "take", watched)
+    monkeypatch.setattr(Link, "_ask", watched)
     return taken

@@ -84,11 +84,6 @@ def prefill(kind: str, folder: Path, **options: Any) -> Process:
     return Process(read_prompts, place, {"chunk": 16, **options})
 
 
-def address(kind: str, process: Process) -> str:
-    """Where to ask by this transport."""
-    return process.said.replace("tcp://", f"{kind}://")
-
-
 @contextmanager
 def reading(kind: str, folder: Path, **options: Any) -> Iterator[Process]:
     process = prefill(kind, folder, **options)

@@ -15,14 +15,13 @@ MARKS = {"configuration": "a", "weights": "b", "tokenizer": "c", "other": "d"}
 SHAPE = LayerShape(4, 2, 8, torch.float32, torch.device("cpu"))
 
 
-def own(kind: str = "tcp", marks: dict[str, str] = MARKS, shape: LayerShape = SHAPE, vocabulary: int = 10) -> Any:
-    return introduce(kind, marks, [shape] * 2, vocabulary)
+def own(marks: dict[str, str] = MARKS, shape: LayerShape = SHAPE, vocabulary: int = 10) -> Any:
+    return introduce(marks, [shape] * 2, vocabulary)
 
 
 def test_sides_that_are_alike_fit() -> None:
     assert mismatch(own(), own()) is None
     assert mismatch(own(marks={**MARKS, "other": "x"}), own()) is None
-    assert mismatch(own("nixl"), own()) is None, "the bytes go their own way, and the frames over TCP"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,6 @@ def test_sides_that_are_alike_fit() -> None:
         ({**own(), "fingerprints": "abc"}, "another configuration and another weights and another tokenizer"),
         (own(shape=replace(SHAPE, kv_heads=4)), "other shapes"),
         (own(vocabulary=11), "other shapes"),
-        (own("shm"), "reached by tcp"),
     ],
 )
 def test_what_differs_is_said(theirs: Any, why: str) -> None:

@@ -5,7 +5,6 @@ COATTN_KILLS=30 does at full length what is done briefly otherwise.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.small import greedy, llm, prompt
-from tests.transfer.processes import Process, Server, address, prefill, read_prompts
+from tests.transfer.processes import Process, Server, prefill, read_prompts
 
 for each in ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx2"):
     pytest.importorskip(each, reason=f"needs {each}: the extras serve and dev")
@@ -26,6 +25,7 @@ KILLS = int(os.environ.get("COATTN_KILLS", "2"))
 DEADLINE = 30.0
 LEASE = 1.0
 TOKENS = 16
+THREADS = ThreadPoolExecutor(1)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ class Pair:
 
     def serve(self) -> Server:
         options = {"method": "cpu", "max_length": 512, "reuse": False}
-        return Server(address(self.kind, self.prefill), {"lease": LEASE}, options)
+        return Server(self.prefill.said, {"lease": LEASE}, options)
 
     def replace(self, victim: str) -> None:
         if victim == "prefill":
@@ -59,10 +59,8 @@ class Pair:
             process.kill()
 
 
-@pytest.fixture(params=["shm", "tcp", "nixl"])
+@pytest.fixture(params=["shm", "tcp"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    if request.param == "nixl" and importlib.util.find_spec("nixl") is None:
-        pytest.skip("needs nixl: the extra nixl")
     made = Pair(request.param, tmp_path)
     yield made
     made.close()
@@ -76,10 +74,10 @@ def test_a_kill_is_an_answer_or_an_error(pair: Pair, right: dict[int, tuple[int,
     for number in range(KILLS):
         victim = ("prefill", "decode")[number % 2]
         seed, moment = rng.randrange(8), rng.uniform(0, 1.2 * usual)
-        asking = Asking(pair.decode, seed)
+        asking = THREADS.submit(pair.decode.ask, prompt(400, seed), TOKENS, DEADLINE)
         time.sleep(moment)
         getattr(pair, victim).kill()
-        got = asking.result()
+        got = asking.result(DEADLINE + 5)
         if isinstance(got, str):
             assert victim == "decode", f"the server lives, but says {got}"
             tally["error"] += 1
@@ -95,10 +93,10 @@ def test_a_kill_is_an_answer_or_an_error(pair: Pair, right: dict[int, tuple[int,
 
 def test_a_process_that_sleeps_past_its_lease_changes_nothing(pair: Pair, right: dict[int, tuple[int, ...]]) -> None:
     usual = seconds(pair, right)
-    asking = Asking(pair.decode, 3)
+    asking = THREADS.submit(pair.decode.ask, prompt(400, 3), TOKENS, DEADLINE)
     time.sleep(usual / 4)
     pair.prefill.kill(signal.SIGSTOP)
-    assert asking.result() == right[3], "read by the server itself"
+    assert asking.result(DEADLINE + 5) == right[3], "read by the server itself"
     pair.prefill.kill(signal.SIGCONT)  # it goes on writing, if it can
     assert pair.decode.ask(prompt(400, 2), TOKENS, DEADLINE) == right[2]
     until_nothing_is_mapped(pair)
@@ -110,20 +108,6 @@ def seconds(pair: Pair, right: dict[int, tuple[int, ...]]) -> float:
         begun = time.monotonic()
         assert pair.decode.ask(prompt(400, seed), TOKENS, DEADLINE) == right[seed]
     return time.monotonic() - begun
-
-
-class Asking:
-    """A request on a thread of its own."""
-
-    def __init__(self, server: Server, seed: int) -> None:
-        self._threads = ThreadPoolExecutor(1)
-        self._found = self._threads.submit(server.ask, prompt(400, seed), TOKENS, DEADLINE)
-
-    def result(self) -> tuple[int, ...] | str:
-        try:
-            return self._found.result(DEADLINE + 5)
-        finally:
-            self._threads.shutdown(wait=False)
 
 
 def until_nothing_is_mapped(pair: Pair) -> None:

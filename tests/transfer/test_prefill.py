@@ -17,7 +17,7 @@ from tests.transfer.local import local
 from coattn.errors import EngineError, TransferError
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
-from coattn.transfer import prefill, transport
+from coattn.transfer import job, prefill, transport
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel
 from coattn.transfer.decode import RemotePrefill
@@ -49,16 +49,16 @@ def while_hashing(patch: Patch) -> None:
 
 
 def before_a_frame(patch: Patch) -> None:
-    patch.setattr(transport.Source, "put", broken)
+    patch.setattr(job, "send_parts", broken)
 
 
 def before_the_last_frame(patch: Patch) -> None:
-    real = transport.Source.put
+    real = job.send_parts
 
-    def put(self: Any, channel: Any, frame: Any, *more: Any) -> None:
-        (broken if frame["op"] == "done" else real)(self, channel, frame, *more)
+    def send(channel: Any, shared: Any, frame: Any, *more: Any) -> None:
+        (broken if frame["op"] == "done" else real)(channel, shared, frame, *more)
 
-    patch.setattr(transport.Source, "put", put)
+    patch.setattr(job, "send_parts", send)
 
 
 def within_a_frame(patch: Patch) -> None:
@@ -66,9 +66,7 @@ def within_a_frame(patch: Patch) -> None:
         yield transport.raw(parts[0][1])
         raise RuntimeError("broken")
 
-    patch.setattr(
-        transport.Source, "put", lambda _, channel, frame, parts, tick: channel.send(frame, tick, half(parts))
-    )
+    patch.setattr(job, "send_parts", lambda channel, _, frame, parts, tick: channel.send(frame, tick, half(parts)))
 
 
 def with_a_request(patch: Patch) -> None:
@@ -135,7 +133,7 @@ def test_a_caller_that_sends_no_descriptor_is_given_up(tmp_path: Path) -> None:
     with local(f"shm://{tmp_path / 'socket'}") as server, llm() as engine:
         channel = Channel(Address.of(str(server.address)).connect(), b"", called=False, tick=lambda _: None)
         layers = engine.runner.runtime.layers
-        channel.send(introduce("shm", engine.fingerprints(), layers, engine.vocabulary), lambda _: None)
+        channel.send(introduce(engine.fingerprints(), layers, engine.vocabulary), lambda _: None)
         assert channel.receive(lambda _: None)["op"] == "opened"
         channel.send({"op": "read", "tokens": 20, "lease": lease}, lambda _: None)
         end = time.monotonic() + 10 * lease
@@ -151,12 +149,15 @@ def test_a_process_without_free_descriptors_waits(monkeypatch: Patch) -> None:
         real = server._socket
 
         def accept() -> Any:
-            tried.append(time.monotonic())
-            if tried[-1] - tried[0] < 0.6:
+            now = time.monotonic()
+            if not tried or now - tried[0] < 0.6:
+                tried.append(now)
                 raise OSError(errno.EMFILE, "Too many open files")
             return real.accept()
 
         monkeypatch.setattr(server, "_socket", SimpleNamespace(accept=accept, close=real.close))
+        while not tried:  # a call that waits for the real one
+            time.sleep(0.01)
         with RemotePrefill(engine, str(server.address), fallback=False) as remote:
             assert isinstance(remote.read(prompt(20)), Prefilled)
     assert 2 <= len(tried) <= 15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,43 +11,35 @@ import pytest
 import torch
 from tests.engine.rows import options
 from tests.engine.small import greedy, llm, prompt, small, tokenizer
+from tests.transfer.local import local as local_server
 from tests.transfer.local import watch_taken
-from tests.transfer.processes import Process, address, reading
+from tests.transfer.processes import Process, reading
 
 from coattn.errors import ConfigError, DeadlineError, InputError, TransferError
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
-from coattn.transfer import decode, transport
+from coattn.transfer import decode
+from coattn.transfer.channel import Channel
 from coattn.transfer.decode import RemotePrefill
 from coattn.transfer.prefill import PrefillServer
 
-KINDS = ["shm", "tcp", "nixl"]
 ROWS = ["full", "cpu", "hgca", "scout", "hcattention", "pqcache"]
 ANSWER = greedy(12, ignore_eos=True)
 
 
-def usable(kind: str) -> None:
-    if kind == "nixl" and importlib.util.find_spec("nixl") is None:
-        pytest.skip("needs nixl: the extra nixl")
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Process]]:
-    usable(request.param)
+@pytest.fixture(scope="module", params=["shm", "tcp"])
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with reading(request.param, tmp_path_factory.mktemp("reads")) as process:
-        yield request.param, process
+        yield process
 
 
-@pytest.mark.parametrize(
-    ("other", "row"),
-    [*(("shm", row) for row in ROWS), *(("tcp", row) for row in ROWS), ("nixl", "cpu")],
-    indirect=["other"],
-)
-def test_answers_are_those_of_one_process(other: tuple[str, Process], row: str) -> None:
-    kind, process = other
-    at = address(kind, process)
+@pytest.mark.parametrize("row", ROWS)
+def test_answers_are_those_of_one_process(other: Process, row: str) -> None:
     # reuse is off, so that nothing of the first answer helps the second; the first prompt makes a codebook, if any
-    with llm(row, chunk=300, reuse=False, **options(row)) as engine, RemotePrefill(engine, at, lease=20) as remote:
+    with (
+        llm(row, chunk=300, reuse=False, **options(row)) as engine,
+        RemotePrefill(engine, other.said, lease=20) as remote,
+    ):
         engine.generate(prompt(90, seed=9), greedy(1))
         for length in (1, 200):
             here = engine.generate(prompt(length), ANSWER)[0]
@@ -57,12 +48,11 @@ def test_answers_are_those_of_one_process(other: tuple[str, Process], row: str) 
             assert there.token_ids == here.token_ids
             assert engine.report()["prefill_tokens"] == read, "nothing is read again"
         assert remote.report() == {"elsewhere_prompts": 2, "elsewhere_tokens": 201, "elsewhere_failed": 0}
-        assert process.mapped() == 0
+        assert other.mapped() == 0
 
 
-def test_what_was_transferred_is_shared_and_let_go_of(other: tuple[str, Process]) -> None:
-    kind, process = other
-    with llm("cpu") as engine, RemotePrefill(engine, address(kind, process), lease=20) as remote:
+def test_what_was_transferred_is_shared_and_let_go_of(other: Process) -> None:
+    with llm("cpu") as engine, RemotePrefill(engine, other.said, lease=20) as remote:
         text = prompt(100)
         given = remote.read(text)
         assert isinstance(given, Prefilled)
@@ -84,13 +74,8 @@ def test_what_was_transferred_is_shared_and_let_go_of(other: tuple[str, Process]
 @pytest.fixture(scope="module")
 def local() -> Iterator[PrefillServer]:
     """In this process, so that a test can reach into it."""
-    server = PrefillServer(Loaded(small(), tokenizer(), "small", None), "tcp://127.0.0.1:0", key=b"secret", chunk=16)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    yield server
-    server.close()
-    thread.join(10)
-    assert not thread.is_alive()
+    with local_server(key=b"secret") as server:
+        yield server
 
 
 def remote(engine: Any, server: PrefillServer, **more: Any) -> RemotePrefill:
@@ -120,16 +105,17 @@ def test_another_model_key_or_dtype_is_refused(local: PrefillServer) -> None:
 
 def test_a_damaged_layer_is_not_believed(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
     landed: list[int] = []
-    real = transport.Target.land
+    real = Channel.read_into
 
-    def damage(self: Any, channel: Any, parts: Any, tick: Any) -> None:
-        real(self, channel, parts, tick)
-        landed.append(1)
-        if len(landed) == 7:
-            parts[0].view(torch.uint8)[0, 0, 0] ^= 1
+    def damage(self: Channel, view: memoryview, tick: Any) -> None:
+        real(self, view, tick)
+        if len(view) > 1000 and threading.current_thread() is threading.main_thread():  # a part of a layer
+            landed.append(1)
+            if len(landed) == 7:
+                view[0] ^= 1
 
     taken = watch_taken(monkeypatch)
-    monkeypatch.setattr(transport.Target, "land", damage)
+    monkeypatch.setattr(Channel, "read_into", damage)
     with llm() as engine, remote(engine, local) as made:
         gc.collect()
         gc.disable()
@@ -156,19 +142,6 @@ def test_nobody_there(local: PrefillServer) -> None:
             assert isinstance(made.read(prompt(20)), Prefilled), "the other address is asked"
 
 
-def test_what_cannot_be_read_there_is_said(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no")
-
-    with llm() as engine, remote(engine, local, fallback=False) as made:
-        monkeypatch.setattr("coattn.transfer.prefill.read_prompt", broken)
-        with pytest.raises(TransferError, match="could not read the prompt: The step failed: RuntimeError"):
-            made.read(prompt(20))
-        monkeypatch.undo()
-        made._links[0].asleep = 0.0
-        assert isinstance(made.read(prompt(20)), Prefilled), "the connection is still good"
-
-
 def test_deadlines_and_cancelling_end_a_wait(local: PrefillServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
 
@@ -193,13 +166,12 @@ def test_who_reads_for_others_reads_exactly() -> None:
         PrefillServer(loaded, "tcp://127.0.0.1:0", method="scout")
     with pytest.raises(ConfigError, match="there is no key"):
         PrefillServer(loaded, "tcp://0.0.0.0:0")
-    with PrefillServer(loaded, "tcp://127.0.0.1:0", method="cpu", block=8) as server:
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        with llm() as engine, RemotePrefill(engine, str(server.address)) as made:
-            here = engine.generate(prompt(120), ANSWER)[0]
-            with llm(reuse=False) as fresh, RemotePrefill(fresh, str(server.address)) as other:
-                assert fresh.generate(other.read(prompt(120)), ANSWER)[0].token_ids == here.token_ids
-            assert made.report()["elsewhere_prompts"] == 0
-        server.stop()
-        thread.join(10)
+    with (
+        local_server(method="cpu", block=8) as server,
+        llm() as engine,
+        RemotePrefill(engine, str(server.address)) as made,
+    ):
+        here = engine.generate(prompt(120), ANSWER)[0]
+        with llm(reuse=False) as fresh, RemotePrefill(fresh, str(server.address)) as other:
+            assert fresh.generate(other.read(prompt(120)), ANSWER)[0].token_ids == here.token_ids
+        assert made.report()["elsewhere_prompts"] == 0

@@ -91,7 +91,7 @@ def role_options(command: F) -> F:
             "--prefill-at",
             multiple=True,
             metavar="ADDRESS",
-            help="Address of the process that reads prompts: tcp://HOST:PORT, shm:///PATH or nixl://HOST:PORT. "
+            help="Address of the process that reads prompts: tcp://HOST:PORT or shm:///PATH. "
             "May be repeated with --role decode.",
         ),
         click.option(

@@ -17,15 +17,35 @@ from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import BROKEN, ApiError
 from coattn.serve.gate import Gate, local_hosts
-from coattn.serve.routes import chat, completions, health, live, models, page, responses, tokens
+from coattn.serve.routes import chat, completions, page, responses, state, tokens
 from coattn.serve.schema.chat import ChatRequest
-from coattn.serve.schema.completion import CompletionRequest
+from coattn.serve.schema.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from coattn.serve.schema.responses import ResponsesRequest
-from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
 from coattn.serve.settings import Settings
 
-METHODS = ["GET", "POST", "DELETE"]
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+GETS: dict[str, Endpoint] = {
+    "/health": state.health,
+    "/ready": state.ready,
+    "/metrics": state.metrics,
+    "/v1/models": state.models,
+    "/v1/models/{model:path}": state.model,
+    "/v1/coattn/status": state.show,
+    "/v1/coattn/live": state.follow,
+}
+PARAMETERS = {
+    "/v1/models/{model:path}": {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+    "/v1/coattn/live": {"name": "rate", "in": "query", "required": False, "schema": {"type": "number"}},
+}
+"""Endpoints read what they need by hand; the schema says what that is."""
+POSTS: dict[str, tuple[Endpoint, type[BaseModel]]] = {
+    "/v1/chat/completions": (chat.chat, ChatRequest),
+    "/v1/completions": (completions.completions, CompletionRequest),
+    "/v1/responses": (responses.responses, ResponsesRequest),
+    "/tokenize": (tokens.tokenize, TokenizeRequest),
+    "/detokenize": (tokens.detokenize, DetokenizeRequest),
+}
+"""Bodies are read by hand, with limits; the schema is published all the same."""
 
 
 def build(settings: Settings, engine: EngineThread) -> FastAPI:
@@ -34,19 +54,13 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     app.state.context = Context(settings, engine)
     app.add_api_route("/", page.index, methods=["GET"], include_in_schema=False)
     app.add_api_route("/page/{name:path}", page.part, methods=["GET"], include_in_schema=False)
-    _get(app, "/health", health.health)
-    _get(app, "/ready", health.ready)
-    _get(app, "/metrics", health.metrics)
-    _get(app, "/v1/models", models.models)
-    _get(app, "/v1/models/{model:path}", models.model, _parameter("model", "path", "string"))
-    _get(app, "/v1/coattn/status", live.show)
-    _get(app, "/v1/coattn/live", live.follow, _parameter("rate", "query", "number"))
-    _post(app, "/v1/chat/completions", chat.chat, ChatRequest)
-    _post(app, "/v1/completions", completions.completions, CompletionRequest)
-    _post(app, "/v1/responses", responses.responses, ResponsesRequest)
-    app.add_api_route("/v1/responses/{rest:path}", responses.stored, methods=METHODS, include_in_schema=False)
-    _post(app, "/tokenize", tokens.tokenize, TokenizeRequest)
-    _post(app, "/detokenize", tokens.detokenize, DetokenizeRequest)
+    for path, endpoint in GETS.items():
+        _add(app, "GET", path, endpoint, {"parameters": [PARAMETERS[path]]} if path in PARAMETERS else {})
+    for path, (endpoint, body) in POSTS.items():
+        content = {"application/json": {"schema": _inlined(body.model_json_schema(by_alias=True))}}
+        _add(app, "POST", path, endpoint, {"requestBody": {"required": True, "content": content}})
+    stored = "/v1/responses/{rest:path}"
+    app.add_api_route(stored, responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(HTTPException, _by_status)
     app.add_exception_handler(Exception, _unexpected)
@@ -61,29 +75,11 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     return app
 
 
-def _get(app: FastAPI, path: str, endpoint: Endpoint, *parameters: dict[str, Any]) -> None:
-    more = {"parameters": list(parameters)} if parameters else None
+def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, schema: dict[str, Any]) -> None:
+    summary = (endpoint.__doc__ or "").strip().splitlines()[0]
     app.add_api_route(
-        path, endpoint, methods=["GET"], response_model=None, summary=_summary(endpoint), openapi_extra=more
+        path, endpoint, methods=[method], response_model=None, summary=summary, openapi_extra=schema or None
     )
-
-
-def _parameter(name: str, place: str, kind: str) -> dict[str, Any]:
-    """Endpoints read what they need by hand; the schema says what that is."""
-    return {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}}
-
-
-def _post(app: FastAPI, path: str, endpoint: Endpoint, body: type[BaseModel]) -> None:
-    """Bodies are read by hand, with limits; the schema is published all the same."""
-    schema = body.model_json_schema(by_alias=True)
-    content = {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
-    app.add_api_route(
-        path, endpoint, methods=["POST"], response_model=None, summary=_summary(endpoint), openapi_extra=content
-    )
-
-
-def _summary(endpoint: Endpoint) -> str:
-    return (endpoint.__doc__ or "").strip().splitlines()[0]
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

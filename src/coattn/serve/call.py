@@ -18,10 +18,11 @@ from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BusyError, CoattnError
 from coattn.hf.prefilled import Prefilled
+from coattn.serve.ask import SEEDS
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
+from coattn.serve.tools.parser import ResponseParser
 
-SEEDS = (1 << 64) - 1
 SOON = 1e-3
 """Seconds that a request gets whose time is over: it ends as one that is late."""
 
@@ -39,6 +40,10 @@ class Order:
     timeout: float | None = None
     guide: Callable[[], Guide] | None = None
     """A new guide for each answer."""
+    read: Callable[[], ResponseParser] | None = None
+    """What takes each answer apart; None: answers are text as it comes."""
+    echoes: Sequence[str] = ()
+    """Text that comes before the answers to each prompt."""
     salt: bytes = b""
     """Only requests of the same salt share what is stored."""
     session: str | None = None
@@ -80,13 +85,16 @@ class HttpCall:
         run = asyncio.get_running_loop().run_in_executor
         try:
             elsewhere = self.llm.elsewhere
-            if elsewhere is None:
+            if elsewhere is None:  # in one go: else the first of a burst would wait for the prompts of all
                 return await run(threads, self._make, make)
             order = await run(threads, make, self.llm)
-            self._arrived = time.perf_counter()
-            end = None if order.timeout is None else time.monotonic() + order.timeout
-            prompts = await run(elsewhere.threads, self._read, elsewhere, order, end)
-            return await run(threads, self._submit, replace(order, timeout=_left(end)), prompts)
+            prompts: Sequence[list[int] | Prefilled] = order.prompts
+            if order.session is None:  # a session's turn is read where the session lies
+                self._arrived = time.perf_counter()
+                end = None if order.timeout is None else time.monotonic() + order.timeout
+                prompts = await run(elsewhere.threads, self._read, elsewhere, order, end)
+                order = replace(order, timeout=_left(end))
+            return await run(threads, self._submit, order, prompts)
         except CoattnError as error:
             raise explain(error) from error
 
@@ -157,14 +165,8 @@ class HttpCall:
             if not handle.done:
                 handle.cancel(later=True)
 
-    def _make(self, make: Callable[[LLM], Order]) -> Order:
-        order = make(self.llm)
-        return self._submit(order, order.prompts)
-
     def _read(self, elsewhere: PromptReader, order: Order, end: float | None) -> Sequence[list[int] | Prefilled]:
-        """The prompts as another process has read them; a session's turn is read where the session lies."""
-        if order.session is not None:
-            return order.prompts
+        """The prompts as another process has read them."""
 
         def gone() -> bool:
             return self.closed or self._error is not None
@@ -172,18 +174,22 @@ class HttpCall:
         read = partial(elsewhere.read, cancelled=gone, salt=order.salt)
         return [read(ids, timeout=_left(end)) for ids in order.prompts]
 
+    def _make(self, make: Callable[[LLM], Order]) -> Order:
+        order = make(self.llm)
+        return self._submit(order, order.prompts)
+
     def _submit(self, order: Order, prompts: Sequence[list[int] | Prefilled]) -> Order:
-        found: list[Handle] = []
+        handles: list[Handle] = []
         try:
             for prompt in prompts:
                 for index in range(order.choices):
-                    found.append(self._one(order, prompt, index))
+                    handles.append(self._one(order, prompt, index))
         except BaseException:
-            for handle in found:
+            for handle in handles:
                 handle.cancel(later=True)
             raise
         with self._lock:
-            self.handles = found
+            self.handles = handles
             gone = self.closed or self._error is not None
         if gone:
             self._cancel()

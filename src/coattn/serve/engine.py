@@ -77,9 +77,7 @@ class EngineThread:
         self.recoveries = 0
         self.sample: Sample | None = None
         self.watched = 0.0
-        """Until when somebody wants samples with a trace, on the monotonic clock."""
-        self.followed = 0.0
-        """Until when somebody also wants to know which blocks are attended."""
+        """Until when somebody wants a trace and the blocks that are attended, on the monotonic clock."""
         self.seen: Seen | None = None
         self.calls: set[Waiting] = set()
         self._began: float | None = None
@@ -136,32 +134,33 @@ class EngineThread:
             except BaseException as error:
                 if self.llm is None and not self.recoveries and not failed:
                     self.failure = error
-                    self._tell("stopped", "The model could not be loaded.")
+                    self._soon(self._set, "stopped", "The model could not be loaded.")
                     return
                 log.exception("The engine could not be opened again.")
                 failed += 1
                 self._stopping.wait(PAUSES[min(failed, len(PAUSES)) - 1])
                 continue
             failed = 0
-            self.seen = Seen(llm.runner.runtime)
+            self.seen = seen = Seen(llm.runner.runtime)
             if llm.not_captured is not None:  # a captured step would show itself once, when it is captured
-                llm.runner.runtime.probes.append(self.seen)
+                llm.runner.runtime.probes.append(seen)
             llm.runner.launched = llm.engine.boundaries.flush_outputs = self._flush
             self.llm = llm
-            self._tell("ready", "")
+            self._soon(self._set, "ready", "")
             try:
-                self._serve(llm)
+                self._serve(llm, seen)
             except Exception as error:
                 log.exception("The engine failed and is opened again.")
-                self._tell("broken", f"The engine failed and is being opened again: {_said(error)}")
+                said = str(error) if isinstance(error, CoattnError) else f"{type(error).__name__}."
+                self._soon(self._set, "broken", f"The engine failed and is being opened again: {said}")
                 self.recoveries += 1
             finally:
                 self._began = None
                 _close(llm)
                 self._flush()
-        self._tell("stopped", "The server has stopped.")
+        self._soon(self._set, "stopped", "The server has stopped.")
 
-    def _serve(self, llm: LLM) -> None:
+    def _serve(self, llm: LLM, seen: Seen) -> None:
         while not self._stopping.is_set():
             self._began = time.monotonic()
             worked = False
@@ -173,7 +172,7 @@ class EngineThread:
                     self._flush()
             if llm.engine.failed_in_a_row >= FAILURES:
                 raise EngineError(f"{FAILURES} steps failed one after another.")
-            self._take_sample(llm)
+            self._take_sample(llm, seen)
             if not worked:
                 llm.wait(IDLE)
 
@@ -182,34 +181,33 @@ class EngineThread:
         waits for this thread, which would wait for the event loop's."""
         return llm.not_captured is None and any(each.decodes for each in llm.engine.scheduler.running)
 
-    def _take_sample(self, llm: LLM) -> None:
+    def _take_sample(self, llm: LLM, seen: Seen) -> None:
         now = time.monotonic()
         if self.sample is None or now - self.sample.at >= SAMPLE:
-            trace = llm.trace() if now < self.watched else None
-            self.sample = Sample(now, dict(llm.runner.free()), trace)
-            if self.seen is not None and now < self.followed:
-                self._look(llm, self.seen)
-
-    def _look(self, llm: LLM, seen: Seen) -> None:
-        if llm.not_captured is not None:
-            seen.wanted = True
-        else:
-            running = list(llm.engine.scheduler.running)
-            seen.look([(each.slot, each.stored) for each in running if each.slot is not None])
+            watched = now < self.watched
+            self.sample = Sample(now, dict(llm.runner.free()), llm.trace() if watched else None)
+            if watched and llm.not_captured is not None:
+                seen.wanted = True
+            elif watched:
+                running = list(llm.engine.scheduler.running)
+                seen.look([(each.slot, each.stored) for each in running if each.slot is not None])
 
     def _flush(self) -> None:
         """One call into the event loop for all that a step brought."""
         news, self._news = self._news, []
+
+        def wake() -> None:
+            for call in news:
+                call.wake()
+
         if news:
-            self._soon(lambda: _wake(news))
+            self._soon(wake)
 
-    def _tell(self, state: State, reason: str) -> None:
-        self._soon(lambda: self._set(state, reason))
-
-    def _soon(self, do: Callable[[], object]) -> None:
+    def _soon(self, do: Callable[..., None], *given: str) -> None:
+        """Has the event loop do something."""
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(do)
+            self._loop.call_soon_threadsafe(do, *given)
         except RuntimeError:  # the loop is closed
             log.debug("The event loop is closed.")
 
@@ -233,17 +231,8 @@ class EngineThread:
             self._stalled = stalled
 
 
-def _wake(calls: list[Waiting]) -> None:
-    for call in calls:
-        call.wake()
-
-
 def _close(llm: LLM) -> None:
     try:
         llm.close()
     except Exception:
         log.exception("The engine could not be closed.")
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, CoattnError) else f"{type(error).__name__}."

@@ -21,18 +21,7 @@ from coattn.errors import (
 
 RETRY = {"Retry-After": "1"}
 BROKEN = "The server made a mistake. Its log says more."
-TYPES = {
-    "bool",
-    "constrained-int",
-    "constrained-str",
-    "dict",
-    "float",
-    "function-after",
-    "int",
-    "list",
-    "model",
-    "str",
-}
+TYPES = {"bool", "dict", "float", "int", "list", "model", "str"}
 """Words that pydantic puts into a path for the branch of a union it tried."""
 
 

@@ -57,10 +57,14 @@ class Grammars:
         """-> makes a guide for one answer; None where any text will do. Raises ApiError 400. May take a second."""
         if wanted is None or wanted.type == "text":
             return None
-        return self.guide(self._grammar(wanted), llm)
+        return self._guide(self._grammar(wanted), llm, "response_format")
 
-    def guide(self, grammar: str, llm: LLM, param: str = "response_format") -> Callable[[], MatcherGuide]:
-        """grammar: as llguidance takes it. Raises ApiError 400 that names `param`."""
+    def lark(self, grammar: str, llm: LLM, param: str = "response_format") -> Callable[[], MatcherGuide]:
+        """The same for a grammar of ours. Raises ApiError 400 that names `param`."""
+        return self._guide(str(LLMatcher.grammar_from_lark(grammar)), llm, param)
+
+    def _guide(self, grammar: str, llm: LLM, param: str) -> Callable[[], MatcherGuide]:
+        """grammar: as llguidance takes it."""
         with self._lock:
             matcher = self._matcher(grammar, llm, param)
         return lambda: MatcherGuide(matcher.deep_copy(), llm.vocabulary, self._threads)

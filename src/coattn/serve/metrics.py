@@ -6,42 +6,34 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
 
 from coattn.engine.request import RequestOutput
 from coattn.serve.engine import EngineThread
 
 Values = Iterable[tuple[tuple[str, ...], float]]
+Family = type[Gauge] | type[Counter]
 Table = tuple[tuple[str, str, str], ...]
 """Metrics of one kind: `(name, key of the report, help)`"""
-FIRST = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
+SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+FIRST = (*SHORT, 20, 40, 80, 160, 640, 2560)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = tuple(float(1 << power) for power in range(21))
 
+HISTOGRAMS = (
+    ("time_to_first_token_seconds", "Until the first token, waiting included.", FIRST),
+    ("inter_token_latency_seconds", "Between two parts of a streamed answer.", BETWEEN),
+    ("request_time_per_output_token_seconds", "Mean time per token after the first, per request.", BETWEEN),
+    ("e2e_request_latency_seconds", "From a request's arrival to its end.", WHOLE),
+    ("request_queue_time_seconds", "Until the request first got a slot.", WHOLE),
+    ("request_prefill_time_seconds", "From the slot to the first token.", WHOLE),
+    ("request_decode_time_seconds", "From the first token to the last.", WHOLE),
+    ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
+    ("request_generation_tokens", "Tokens of an answer.", TOKENS),
+)
 GAUGES: Table = (
     ("num_requests_running", "running", "Requests that run."),
     ("num_requests_waiting", "waiting", "Requests that wait."),
@@ -75,6 +67,7 @@ DISK_GAUGES: Table = (
     ("prompt_tokens_per_second", "prompt_tokens_per_s", "Measured speed of computing prompts."),
 )
 SPREAD = "in units of the values' spread."
+AUDIT_COUNTERS: Table = (("audits", "audits", "Cases that were compared with exact attention."),)
 AUDIT_GAUGES: Table = (
     ("audit_error_target", "error_target", f"Error of attention's output that is allowed, {SPREAD}"),
     ("audit_floor_factor", "floor_factor", "What the rule's floor is multiplied by to keep it."),
@@ -86,81 +79,63 @@ AUDITED: Table = (
 
 
 class Metrics:
-    """Histograms over requests, and a collector that looks at the engine when it is asked."""
-
-    def __init__(self, engine: EngineThread, name: Callable[[], str]) -> None:
-        self.registry = CollectorRegistry()
-        self._name = name
-        self.registry.register(_Engine(engine, name))
-
-        def histogram(what: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
-
-        self._first = histogram("time_to_first_token_seconds", "Until the first token, waiting included.", FIRST)
-        self._between = histogram("inter_token_latency_seconds", "Between two parts of a streamed answer.", BETWEEN)
-        self._per_token = histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first, per request.", BETWEEN
-        )
-        self._whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", WHOLE)
-        self._queue = histogram("request_queue_time_seconds", "Until the request first got a slot.", WHOLE)
-        self._prefill = histogram("request_prefill_time_seconds", "From the slot to the first token.", WHOLE)
-        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", WHOLE)
-        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
-        self._new = histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
-
-    def between(self, seconds: float) -> None:
-        """So long after the part before it, a part of a streamed answer came."""
-        self._between.labels(self._name()).observe(seconds)
-
-    def done(self, output: RequestOutput) -> None:
-        """A request has ended."""
-        name = self._name()
-        self._prompt.labels(name).observe(output.prompt_tokens)
-        self._new.labels(name).observe(output.new_tokens)
-        waited, first, total = output.waited_s, output.first_token_s, output.total_s
-        if waited is not None:
-            self._queue.labels(name).observe(waited)
-        if total is not None:
-            self._whole.labels(name).observe(total)
-        if waited is None or first is None or total is None:
-            return
-        self._first.labels(name).observe(first)
-        self._prefill.labels(name).observe(first - waited)
-        self._decode.labels(name).observe(total - first)
-        if output.new_tokens > 1:
-            self._per_token.labels(name).observe((total - first) / (output.new_tokens - 1))
-
-
-class _Engine:
-    """Counts and gauges, read from the engine when somebody asks."""
+    """Histograms over requests, and counts and gauges that are read from the engine when somebody asks."""
 
     def __init__(self, engine: EngineThread, name: Callable[[], str]) -> None:
         self.engine, self._name = engine, name
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._histograms = {
+            what: Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
+            for what, text, buckets in HISTOGRAMS
+        }
+
+    def between(self, seconds: float) -> None:
+        """So long after the part before it, a part of a streamed answer came."""
+        self._observe("inter_token_latency_seconds", seconds)
+
+    def done(self, output: RequestOutput) -> None:
+        """A request has ended."""
+        waited, first, total = output.waited_s, output.first_token_s, output.total_s
+        self._observe("request_prompt_tokens", output.prompt_tokens)
+        self._observe("request_generation_tokens", output.new_tokens)
+        self._observe("request_queue_time_seconds", waited)
+        self._observe("e2e_request_latency_seconds", total)
+        if waited is None or first is None or total is None:
+            return
+        self._observe("time_to_first_token_seconds", first)
+        self._observe("request_prefill_time_seconds", first - waited)
+        self._observe("request_decode_time_seconds", total - first)
+        if output.new_tokens > 1:
+            self._observe("request_time_per_output_token_seconds", (total - first) / (output.new_tokens - 1))
+
+    def _observe(self, what: str, value: float | None) -> None:
+        if value is not None:
+            self._histograms[what].labels(self._name()).observe(value)
 
     def collect(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("coattn:ready", "Whether requests are taken.")
-        ready.add_metric([], float(self.engine.condition == "ready"))
-        yield ready
-        again = CounterMetricFamily("coattn:engine_recoveries", "How often the engine broke and was opened again.")
-        again.add_metric([], self.engine.recoveries)
-        yield again
+        """What the engine counts, for the registry."""
+        ready, opened = self.engine.condition == "ready", self.engine.recoveries
+        yield _metric(Gauge, "ready", "Whether requests are taken.", [((), ready)])
+        yield _metric(Counter, "engine_recoveries", "How often the engine broke and was opened again.", [((), opened)])
         llm = self.engine.llm
         if llm is None:
             return
         report, name = llm.report(), self._name()
-        yield from _table(_gauge, GAUGES, report, name)
-        yield from _table(_counter, COUNTERS, report, name)
+        yield from _table(Gauge, GAUGES, report, name)
+        yield from _table(Counter, COUNTERS, report, name)
         if report["disk"] is not None:
-            yield from _table(_counter, DISK_COUNTERS, report["disk"], name)
-            yield from _table(_gauge, DISK_GAUGES, report["disk"], name)
+            yield from _table(Counter, DISK_COUNTERS, report["disk"], name)
+            yield from _table(Gauge, DISK_GAUGES, report["disk"], name)
         ended = [((name, reason), count) for reason, count in report["requests"].items()]
-        yield _counter("request_success", "Requests by how they ended.", ended, "model_name", "finished_reason")
+        labels = ("model_name", "finished_reason")
+        yield _metric(Counter, "request_success", "Requests by how they ended.", ended, *labels)
         yield from _audit(report["audit"], name)
         yield from self._tiers(llm, report)
 
     def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
         held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
-        yield _gauge("kv_bytes", "KV memory that the engine holds.", held, "tier")
+        yield _metric(Gauge, "kv_bytes", "KV memory that the engine holds.", held, "tier")
         sample, capacity = self.engine.sample, llm.engine.scheduler.admission.capacity
         free = {} if sample is None else sample.free
         used = [
@@ -168,41 +143,33 @@ class _Engine:
             for tier, whole in capacity.items()
             if whole and free.get(tier) is not None
         ]
-        yield _gauge("kv_cache_usage_perc", "Share of a tier's KV memory that sequences have. 1 is full.", used, "tier")
+        text = "Share of a tier's KV memory that sequences have. 1 is full."
+        yield _metric(Gauge, "kv_cache_usage_perc", text, used, "tier")
 
 
 def _audit(audit: dict[str, Any] | None, name: str) -> Iterator[Metric]:
     """What was measured of a method that promises an error; nothing of others."""
     if audit is None:
         return
-    counted = (("audits", "audits", "Cases that were compared with exact attention."),)
-    yield from _table(_counter, counted, audit, name)
-    yield from _table(_gauge, AUDIT_GAUGES, audit, name)
+    yield from _table(Counter, AUDIT_COUNTERS, audit, name)
+    yield from _table(Gauge, AUDIT_GAUGES, audit, name)
     for what, key, text in AUDITED:
         low, high = audit[f"{key}_95"] or (None, None)
         values = (("mean", audit[key]), ("low_95", low), ("high_95", high))
         shown = [((name, which), value) for which, value in values if value is not None]
-        yield _gauge(what, text, shown, "model_name", "value")
+        yield _metric(Gauge, what, text, shown, "model_name", "value")
 
 
-def _table(kind: Callable[..., Metric], table: Table, report: dict[str, Any], name: str) -> Iterator[Metric]:
+def _table(kind: Family, table: Table, report: dict[str, Any], name: str) -> Iterator[Metric]:
     """A metric of each row; a count that the report lacks is zero, and a speed that is not known yet is left out."""
     for what, key, text in table:
         value = report.get(key, 0)
         if value is not None:
-            yield kind(what, text, [((name,), value)], "model_name")
+            yield _metric(kind, what, text, [((name,), value)], "model_name")
 
 
-def _gauge(what: str, text: str, values: Values, *labels: str) -> Metric:
-    return _filled(GaugeMetricFamily(f"coattn:{what}", text, labels=labels), values)
-
-
-def _counter(what: str, text: str, values: Values, *labels: str) -> Metric:
-    return _filled(CounterMetricFamily(f"coattn:{what}", text, labels=labels), values)
-
-
-def _filled(family: Any, values: Values) -> Metric:
+def _metric(kind: Family, what: str, text: str, values: Values, *labels: str) -> Metric:
+    family = kind(f"coattn:{what}", text, labels=labels)
     for key, value in values:
         family.add_metric(key, float(value))
-    metric: Metric = family
-    return metric
+    return family

@@ -12,8 +12,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import invalid
 from coattn.serve.schema.chat import Message, Tool, join_text
-from coattn.serve.tools.family import knows_tools
-from coattn.serve.tools.tell import tell
+from coattn.serve.tools.family import knows_tools, tell
 
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:

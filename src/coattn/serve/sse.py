@@ -27,17 +27,13 @@ class GoneError(Exception):
 def event(data: Any, name: str | None = None) -> bytes:
     """One event with a JSON object."""
     head = b"" if name is None else f"event: {name}\n".encode()
-    return (
-        head
-        + b"data: "
-        + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-        + b"\n\n"
-    )
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return head + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
 
 
-def comment(text: str) -> bytes:
-    """A line that clients skip and proxies count as life."""
-    return f": {text}\n\n".encode()
+def sign_of_life(read: int, whole: int) -> bytes:
+    """How much of the prompts has been read, as a line that clients skip and proxies count as life."""
+    return f": prompt {read}/{whole}\n\n".encode()
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
@@ -62,11 +58,11 @@ async def _left(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response whose events come from an iterator. after: called in any case when it ends."""
+    """A response whose events come from an iterator. after: called in any case when it ends. first: sent at once."""
 
-    def __init__(self, events: AsyncIterator[bytes], after: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], after: Callable[[], None], first: bytes = b"") -> None:
         super().__init__(status_code=200)
-        self._events, self._after = events, after
+        self._events, self._after, self._first = events, after, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -77,6 +73,8 @@ class EventStream(Response):
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        if self._first:
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

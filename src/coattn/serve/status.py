@@ -52,7 +52,7 @@ def status(context: Context) -> Json:
 def live(context: Context) -> Json:
     """Requests, tiers, counts and the last sampled decode step."""
     engine = context.engine
-    engine.watched = engine.followed = time.monotonic() + WATCH
+    engine.watched = time.monotonic() + WATCH
     found: Json = {"time": time.time(), "state": engine.condition, "reason": engine.reason or None}
     llm, sample = engine.llm, engine.sample
     if llm is None:

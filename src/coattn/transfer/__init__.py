@@ -1,14 +1,13 @@
 """Prompts that another process reads: `coattn serve --role prefill` and `--role decode`.
 
 layout      where K, V, queries and logits of a prompt lie in one piece of memory, the same on both sides
-address     tcp://, shm:// and nixl:// addresses
+address     tcp:// and shm:// addresses
 channel     frames over a socket: who may talk, what was said, unchanged
-lease       how long the other side may still be believed to be there
-transport   how the bytes cross: over the socket; shm and nixl are the other ways
+lease       how long the other side may still be believed to be there, and what else ends a wait for it
+transport   how the bytes cross: over the socket, or in memory that both processes map
 handshake   what both sides say of themselves first, and whether they fit
 job         one prompt on its way: each layer is sent while the next ones compute
 prefill     reads prompts for other processes, one after the other
-watch       what is looked at while the decode side waits
 link        one connection: owns the memory, asks, and checks what comes
 decode      chooses who reads a prompt; if no process can, reads it here
 """

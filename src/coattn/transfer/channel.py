@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import json
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -33,6 +32,7 @@ HASH_CHUNK_BYTES = 1 << 20
 TICK_S = 0.05
 """Seconds between two looks at leases and deadlines while a socket has nothing."""
 
+Frame = dict[str, Any]
 Tick = Callable[[int], None]
 """Called with the bytes that just came, 0 when none did; raises to give up."""
 
@@ -55,6 +55,7 @@ class Channel:
     def __init__(self, link: socket.socket, key: bytes, called: bool, tick: Tick) -> None:
         """called: whether this side was called. Raises ChannelError; closes the socket then."""
         self.link = link
+        link.settimeout(TICK_S)
         self._sent = self._received = 0
         try:
             self._session = self._greet(key, called, tick)
@@ -63,9 +64,7 @@ class Channel:
             raise
         self._names = (b"called", b"caller") if called else (b"caller", b"called")
 
-    def send(
-        self, frame: dict[str, Any], tick: Tick, payload: Iterable[memoryview] = (), fd: int | None = None
-    ) -> None:
+    def send(self, frame: Frame, tick: Tick, payload: Iterable[memoryview] = (), fd: int | None = None) -> None:
         """fd: a file that the receiver gets a descriptor of; Unix sockets only. Raises ChannelError.
 
         A frame that is not sent whole, for whatever reason, ends the connection.
@@ -76,15 +75,15 @@ class Channel:
         try:
             self._write(memoryview(struct.pack("!I", len(text)) + mark + text), tick)
             if fd is not None:
-                held = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
-                self._soon(select.POLLOUT, tick, lambda: self.link.sendmsg([b"F"], held, socket.MSG_DONTWAIT))
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+                self._soon(tick, lambda: self.link.sendmsg([b"F"], rights))
             for part in payload:
                 self._write(part, tick)
         except BaseException:
             self.shutdown()  # whatever followed half a frame would be taken for the rest of it
             raise
 
-    def receive(self, tick: Tick) -> dict[str, Any]:
+    def receive(self, tick: Tick) -> Frame:
         """The next frame, without its payload. Raises ChannelError."""
         head = self._read(4 + MARK, tick)
         (length,) = struct.unpack_from("!I", head)
@@ -95,31 +94,29 @@ class Channel:
             raise ChannelError("a frame was changed on its way")
         self._received += 1
         try:
-            found = json.loads(text)
+            frame = json.loads(text)
         except (ValueError, RecursionError):
             raise ChannelError("a frame is not JSON") from None
-        if not isinstance(found, dict) or not isinstance(found.get("op"), str):
+        if not isinstance(frame, dict) or not isinstance(frame.get("op"), str):
             raise ChannelError("a frame says nothing")
-        return found
+        return frame
 
     def receive_fd(self, tick: Tick) -> int:
         """The descriptor that was sent with the last frame."""
         size = socket.CMSG_LEN(struct.calcsize("i"))
-        found = self._soon(select.POLLIN, tick, lambda: self.link.recvmsg(1, size, socket.MSG_DONTWAIT))[1]
-        if [(level, kind) for level, kind, _ in found] != [(socket.SOL_SOCKET, socket.SCM_RIGHTS)]:
+        rights = self._soon(tick, lambda: self.link.recvmsg(1, size))[1]
+        if [(level, kind) for level, kind, _ in rights] != [(socket.SOL_SOCKET, socket.SCM_RIGHTS)]:
             raise ChannelError("there is no descriptor")
-        (fd,) = struct.unpack("i", found[0][2])
+        (fd,) = struct.unpack("i", rights[0][2])
         return int(fd)
 
     def read_into(self, view: memoryview, tick: Tick) -> None:
         """A part of a payload, straight to where it belongs. Raises ChannelError."""
-        done = 0
-        while done < len(view):
-            rest = view[done:]
-            count = self._soon(select.POLLIN, tick, partial(self.link.recv_into, rest, 0, socket.MSG_DONTWAIT))
+        while view:
+            count = self._soon(tick, partial(self.link.recv_into, view))
             if not count:
                 raise ChannelError("the other side is gone")
-            done += count
+            view = view[count:]
             tick(count)
 
     def shutdown(self) -> None:
@@ -136,10 +133,9 @@ class Channel:
         own = os.urandom(NONCE)
         if called:
             self._write(memoryview(MAGIC + own), tick)
-        greeting = self._read(len(MAGIC) + NONCE, tick)
-        if greeting[: len(MAGIC)] != MAGIC:
+        if self._read(len(MAGIC), tick) != MAGIC:
             raise ChannelError("it speaks another protocol")
-        other = greeting[len(MAGIC) :]
+        other = self._read(NONCE, tick)
         if not called:
             self._write(memoryview(MAGIC + own), tick)
         nonces = own + other if called else other + own
@@ -162,49 +158,31 @@ class Channel:
         return hmac.digest(self._session, who + struct.pack("!Q", number) + text, "sha256")
 
     def _read(self, count: int, tick: Tick) -> bytes:
-        held = bytearray(count)
-        self.read_into(memoryview(held), tick)
-        return bytes(held)
+        buffer = bytearray(count)
+        self.read_into(memoryview(buffer), tick)
+        return bytes(buffer)
 
     def _write(self, view: memoryview, tick: Tick) -> None:
-        view, done = view.cast("B") if view.format != "B" else view, 0
-        while done < len(view):
-            # what was sent says nothing of who receives: no tick
-            done += self._soon(select.POLLOUT, tick, partial(self.link.send, view[done:], socket.MSG_DONTWAIT))
+        while view:
+            view = view[self._soon(tick, partial(self.link.send, view)) :]  # says nothing of who receives: no tick
 
-    def _soon(self, event: int, tick: Tick, call: Callable[[], Any]) -> Any:
-        """What a call that does not wait returns, once the socket is ready for it; `tick` is asked until then."""
+    def _soon(self, tick: Tick, call: Callable[[], Any]) -> Any:
+        """What a call returns once the socket is ready for it; `tick` is asked until then."""
         while True:
-            with _faults():
-                try:
-                    return call()
-                except BlockingIOError:
-                    poller = select.poll()
-                    poller.register(self.link, event)
-                    poller.poll(1e3 * TICK_S)
-            tick(0)
-
-
-@contextlib.contextmanager
-def _faults() -> Any:
-    """What a socket raises when the other side is gone, or this one was closed."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        raise ChannelError(f"the connection is lost ({said})") from None
+            try:
+                return call()
+            except TimeoutError:
+                tick(0)
+            except (OSError, ValueError) as error:  # the other side is gone, or this one was closed
+                said = getattr(error, "strerror", None) or str(error)
+                raise ChannelError(f"the connection is lost ({said})") from None
 
 
 def digest(parts: Iterable[memoryview]) -> str:
     """SHA-256 over the SHA-256 of each piece of each part: pieces are hashed side by side."""
     pieces = [part[at : at + HASH_CHUNK_BYTES] for part in parts for at in range(0, len(part), HASH_CHUNK_BYTES)]
-    few = len(pieces) < 2
-    found = map(_hash, pieces) if few else _hashers().map(_hash, pieces)
-    return hashlib.sha256(b"".join(found)).hexdigest()
-
-
-def _hash(piece: memoryview) -> bytes:
-    return hashlib.sha256(piece).digest()
+    hashes = _hashers().map(lambda piece: hashlib.sha256(piece).digest(), pieces)
+    return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
 @cache

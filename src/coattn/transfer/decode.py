@@ -16,9 +16,8 @@ from coattn.hf.prefilled import Prefilled, check_length
 from coattn.part import check_number
 from coattn.transfer.address import Address
 from coattn.transfer.channel import TICK_S, ChannelError
-from coattn.transfer.lease import LEAST, MOST
+from coattn.transfer.lease import LEAST, MOST, WAKE, CancelledError, Watch, check
 from coattn.transfer.link import FailedError, Link
-from coattn.transfer.watch import WAKE, CancelledError, Watch, check
 
 log = logging.getLogger("coattn.transfer")
 
@@ -46,14 +45,14 @@ class RemotePrefill:
         fallback: bool = True,
     ) -> None:
         check_number("lease", lease, LEAST, MOST)
-        found = [Address.of(each) for each in ([addresses] if isinstance(addresses, str) else addresses)]
-        if not found:
+        places = [Address.of(each) for each in ([addresses] if isinstance(addresses, str) else addresses)]
+        if not places:
             raise ConfigError("There is no address of a process that reads prompts.", "Give at least one.")
-        for each in found:
+        for each in places:
             each.check_key(key)
         self._llm, self._lease, self._fallback = llm, lease, fallback
         llm.fingerprints()  # reads every weight: not while somebody waits
-        self._links = [Link(each, key, llm) for each in found]
+        self._links = [Link(each, key, llm) for each in places]
         self._free = list(self._links)
         self._turn = threading.Condition()
         self._closed = False
@@ -70,7 +69,7 @@ class RemotePrefill:
         """Raises InputError where an address is of another model or has another key; logs who is not there yet."""
         for link in self._links:
             try:
-                link.open(Watch(link.address, self._lease, None, _never))
+                link.open(Watch(link.address, self._lease, None, lambda: False))
             except TransferError as error:
                 log.warning("%s Until then prompts are read here.", error.sentence)
             except ChannelError as error:
@@ -99,29 +98,29 @@ class RemotePrefill:
         def gone() -> bool:
             return self._closed or (cancelled is not None and cancelled())
 
-        kind: type[CoattnError] = TransferError
-        why = "No process that reads prompts can be reached.", WAKE
+        failure: CoattnError = TransferError("No process that reads prompts can be reached.", WAKE)
         tried: list[Link] = []
         while (link := self._acquire(tried, deadline, gone)) is not None:
             tried.append(link)
             try:
-                found = link.read(ids, Watch(link.address, self._lease, deadline, gone))
+                prefilled = link.read(ids, Watch(link.address, self._lease, deadline, gone))
                 self._count(elsewhere_prompts=1, elsewhere_tokens=len(ids))
-                return found
+                return prefilled
             except (DeadlineError, CancelledError):
                 raise
             except CoattnError as fault:
                 self._count(elsewhere_failed=1)
+                log.warning("%s", fault.sentence)
+                kind: type[CoattnError] = TransferError
                 if isinstance(fault, FailedError):  # it is there, and may read the next one
                     kind = fault.kind
                 else:
-                    kind, link.asleep = TransferError, time.monotonic() + PAUSE
-                why = fault.sentence, fault.hint
-                log.warning("%s", fault.sentence)
+                    link.asleep = time.monotonic() + PAUSE
+                failure = kind(fault.sentence, fault.hint)
             finally:
                 self._release(link)
         if not self._fallback:
-            raise kind(*why)
+            raise failure
         return ids
 
     def report(self) -> dict[str, int]:
@@ -169,7 +168,3 @@ class RemotePrefill:
         with self._turn:
             self._free.append(link)
             self._turn.notify_all()
-
-
-def _never() -> bool:
-    return False

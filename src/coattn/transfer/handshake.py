@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coattn.transfer.layout import describe
-from coattn.transfer.transport import Frame
+from coattn.transfer.channel import Frame
 from coattn.types import LayerShape
 
-FORMAT = 1
+FORMAT = 2
 COMPARED = ("configuration", "weights", "tokenizer")
 """Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
 
 
-def introduce(kind: str, fingerprints: Mapping[str, str], layers: Sequence[LayerShape], vocabulary: int) -> Frame:
-    """The first frame of a caller. kind: of its address."""
+def introduce(fingerprints: Mapping[str, str], layers: Sequence[LayerShape], vocabulary: int) -> Frame:
+    """The first frame of a caller. Its shapes are what a `Layout` is made of."""
     return {
         "op": "open",
         "format": FORMAT,
-        "kind": kind,
         "fingerprints": {name: fingerprints[name] for name in COMPARED},
-        "shapes": describe(layers, vocabulary),
+        "shapes": [vocabulary, *([s.kv_heads, s.q_heads, s.head_dim, str(s.dtype)] for s in layers)],
     }
 
 
@@ -32,8 +30,4 @@ def mismatch(theirs: Frame, own: Frame) -> str | None:
     wrong = [k for k in COMPARED if not isinstance(known, dict) or known.get(k) != own["fingerprints"][k]]
     if wrong:
         return f"It has another {' and another '.join(wrong)}."
-    if theirs.get("shapes") != own["shapes"]:
-        return "Its layers have other shapes or another dtype."
-    if (theirs.get("kind") == "shm") != (own["kind"] == "shm"):
-        return f"It is reached by {own['kind']}."
-    return None
+    return None if theirs.get("shapes") == own["shapes"] else "Its layers have other shapes or another dtype."

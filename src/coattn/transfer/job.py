@@ -15,10 +15,10 @@ from torch import Tensor
 
 from coattn.errors import BudgetError, CoattnError
 from coattn.step.probe import Probe
-from coattn.transfer.channel import TICK_S, Channel, ChannelError, GoneError
+from coattn.transfer.channel import TICK_S, Channel, ChannelError, Frame, GoneError
 from coattn.transfer.layout import Layout, Rows, Span
 from coattn.transfer.lease import BEATS, Lease
-from coattn.transfer.transport import Frame, Source
+from coattn.transfer.transport import send_parts
 from coattn.types import Step
 
 log = logging.getLogger("coattn.transfer")
@@ -34,22 +34,24 @@ class Part:
     frame: Frame
     parts: list[tuple[Span, Tensor]]
     ready: Any = None
-    last: bool = False
 
 
 class Job:
-    """One prompt for one caller. alive: whether the model's thread still reads; if not, nothing more is sent."""
+    """One prompt for one caller. shared: memory that both map, if any.
+
+    alive: whether the model's thread still reads; if not, nothing more is sent.
+    """
 
     def __init__(
         self,
         channel: Channel,
-        way: Source,
+        shared: Tensor | None,
         tokens: Tensor,
         layout: Layout,
         lease: Lease,
         alive: Callable[[], bool],
     ) -> None:
-        self.channel, self.way, self.tokens, self.layout, self.lease = channel, way, tokens, layout, lease
+        self.channel, self.shared, self.tokens, self.layout, self.lease = channel, shared, tokens, layout, lease
         self._parts: queue.Queue[Part] = queue.Queue(AHEAD)
         self._streams: dict[torch.device, Any] = {}
         self._alive = alive
@@ -80,41 +82,30 @@ class Job:
                     self.channel.send({"op": "beat"}, self.check)
                     continue
                 try:
-                    self._send(part)
+                    with self._on_side_stream(part.ready):
+                        send_parts(self.channel, self.shared, part.frame, part.parts, self.check)
                 except (ChannelError, GoneError):
                     raise
                 except Exception as error:
+                    self.channel.send(failed("It could not be sent", error), self.check)
                     self._unsent = True
-                    self.channel.send(failed("It could not be sent", error), self._in_time)
                     return
-                if part.last:
+                if part.frame["op"] != "layer":
                     return
         except (ChannelError, GoneError):
             self.lease.drop()
             self.channel.shutdown()
 
-    def _send(self, part: Part) -> None:
-        with self._on_side_stream(part.ready):
-            if part.parts:
-                self.way.put(self.channel, part.frame, part.parts, self.check)
-            else:
-                self.channel.send(part.frame, self.check)
-
-    def _in_time(self, _: int) -> None:
-        if self.lease.over:
-            raise GoneError
-
     def _on_side_stream(self, ready: Any) -> contextlib.AbstractContextManager[Any]:
         """Copies from a GPU wait for their own layer alone, not for those that were launched after it."""
         if ready is None:
             return contextlib.nullcontext()
-        device = ready.device
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream = self._streams[device]
+        if ready.device not in self._streams:
+            self._streams[ready.device] = torch.cuda.Stream(ready.device)  # type: ignore[no-untyped-call]
+        stream = self._streams[ready.device]
         stream.wait_event(ready)
-        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
-        return found
+        within: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return within
 
 
 def failed(what: str, error: Exception) -> Frame:
@@ -137,12 +128,11 @@ class Sends(Probe):
         self.scales[layer] = scale
         layout = self.job.layout
         (start,) = step.history
-        heard = layout.tokens - layout.queries
         end = start + len(k)
-        rows = Rows(layer, start, end, max(heard, start) - heard, max(heard, end) - heard)
-        asked = q[max(heard, start) - start :].clone()
-        spans = layout.rows(rows)
-        parts = [(span, x) for span, x in zip(spans, (k, v, asked), strict=True) if span.nbytes]
+        first = layout.tokens - layout.queries  # the first token whose query is sent
+        rows = Rows(layer, start, end, max(first, start) - first, max(first, end) - first)
+        queries = q[max(first, start) - start :].clone()
+        parts = [(s, x) for s, x in zip(layout.rows(rows), (k, v, queries), strict=True) if s.nbytes]
         ready = None
         if k.device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -60,15 +60,14 @@ class Layout:
     def __init__(self, shapes: Sequence[LayerShape], vocabulary: int, tokens: int) -> None:
         self.shapes, self.vocabulary, self.tokens = tuple(shapes), vocabulary, tokens
         self.queries = min(tokens, QUERIES)
-        self._starts: list[tuple[int, int, int]] = []
+        self._starts: list[list[int]] = []
         end = 0
         for shape in self.shapes:
             kv = tokens * shape.token_bytes // 2
-            starts = []
+            self._starts.append([])
             for size in (kv, kv, self.queries * shape.q_heads * shape.head_dim * shape.dtype.itemsize):
-                starts.append(end)
+                self._starts[-1].append(end)
                 end += -(-size // ALIGN) * ALIGN
-            self._starts.append((starts[0], starts[1], starts[2]))
         self._logits = end
         self.size = end + 4 * vocabulary
         """Bytes in all."""
@@ -94,21 +93,15 @@ class Layout:
     def prefilled(self, memory: Tensor, tokens: Sequence[int], scales: Sequence[float], read_by: str) -> Prefilled:
         """The prompt, where it lies: its tensors keep the memory."""
         whole = [self.rows(Rows(i, 0, self.tokens, 0, self.queries)) for i in range(len(self.shapes))]
-        found = [(k.of(memory), v.of(memory), q.of(memory)) for k, v, q in whole]
         return Prefilled(
             tuple(tokens),
-            tuple((k, v) for k, v, _ in found),
-            tuple(q for _, _, q in found),
+            tuple((k.of(memory), v.of(memory)) for k, v, _ in whole),
+            tuple(q.of(memory) for _, _, q in whole),
             tuple(scales),
             self.logits().of(memory),
             read_by,
             transferred=True,
         )
-
-
-def describe(shapes: Sequence[LayerShape], vocabulary: int) -> list[object]:
-    """What a layout is made of, for the other side to compare."""
-    return [vocabulary, *([s.kv_heads, s.q_heads, s.head_dim, str(s.dtype)] for s in shapes)]
 
 
 def raw(tensor: Tensor) -> memoryview:

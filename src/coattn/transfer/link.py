@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -16,12 +16,11 @@ from coattn.errors import BudgetError, CoattnError, InputError, TransferError
 from coattn.hf.fingerprint import read_by
 from coattn.hf.prefilled import Prefilled
 from coattn.transfer.address import Address
-from coattn.transfer.channel import Channel, ChannelError, RefusedError, digest
+from coattn.transfer.channel import Channel, ChannelError, Frame, RefusedError
 from coattn.transfer.handshake import introduce
-from coattn.transfer.kinds import target
-from coattn.transfer.layout import Layout, Rows, Span, raw
-from coattn.transfer.transport import Frame, Target
-from coattn.transfer.watch import WAKE, Watch
+from coattn.transfer.layout import Layout, Rows, raw
+from coattn.transfer.lease import WAKE, Watch
+from coattn.transfer.transport import make_shared, take_parts
 
 log = logging.getLogger("coattn.transfer")
 
@@ -33,7 +32,6 @@ class Link:
         self.address, self._key, self._llm = address, key, llm
         self._shapes = llm.runner.runtime.layers
         self._channel: Channel | None = None
-        self._target: Target | None = None
         self.asleep = 0.0
         """Until when it is not asked, on the monotonic clock."""
 
@@ -41,7 +39,6 @@ class Link:
         """Raises InputError if the two sides do not fit, TransferError if the address cannot be reached."""
         if self._channel is not None:
             return self._channel
-        self._target = target(self.address.kind)
         try:
             channel = Channel(self.address.connect(), self._key, called=False, tick=watch)
         except RefusedError:
@@ -50,9 +47,8 @@ class Link:
             said = getattr(error, "strerror", None) or str(error)
             raise TransferError(f"{self.address} cannot be reached: {said}.", WAKE) from None
         self._channel = channel
-        known = self._llm.fingerprints()
         try:
-            channel.send(introduce(self.address.kind, known, self._shapes, self._llm.vocabulary), watch)
+            channel.send(introduce(self._llm.fingerprints(), self._shapes, self._llm.vocabulary), watch)
             answer = channel.receive(watch)
             if answer["op"] != "opened":
                 raise InputError(
@@ -79,15 +75,11 @@ class Link:
         memory: torch.Tensor | None = None
         try:
             channel = self.open(watch)
-            assert self._target is not None
             layout = Layout(self._shapes, self._llm.vocabulary, len(tokens))
             available.require(layout.size, "A prompt that is read elsewhere", PLACE["host"])
-            memory, told, fd = self._target.take(layout.size)
-            frame = {"op": "read", "tokens": len(tokens), "lease": watch.lease.seconds, **told}
-            channel.send(frame, watch, [raw(torch.tensor(tokens, dtype=torch.int32))], fd)
-            scales = self._receive(channel, self._target, layout, memory, watch)
+            memory = self._ask(channel, layout, tokens, watch)
+            scales = self._receive(channel, layout, memory, watch)
             channel.send({"op": "release"}, watch)
-            self._target.drop()
         except FailedError:
             raise
         except BaseException as error:
@@ -99,18 +91,28 @@ class Link:
             raise TransferError(f"{self.address} was lost while it read a prompt: {error}.", WAKE) from error
         return layout.prefilled(memory, tokens, scales, read_by(self._llm.model))
 
+    def _ask(self, channel: Channel, layout: Layout, tokens: Sequence[int], watch: Watch) -> torch.Tensor:
+        """Has the tokens read -> the memory that the prompt will lie in, which the other side may write to from now."""
+        frame = {"op": "read", "tokens": len(tokens), "lease": watch.lease.seconds}
+        payload = [raw(torch.tensor(tokens, dtype=torch.int32))]
+        if not self.address.shared:
+            memory = torch.empty(layout.size, dtype=torch.uint8)
+            channel.send(frame, watch, payload)
+            return memory
+        memory, fd = make_shared(layout.size)
+        try:
+            channel.send(frame, watch, payload, fd)
+        finally:
+            os.close(fd)
+        return memory
+
     def close(self) -> None:
-        """Afterwards the other side cannot write to the memory of a prompt."""
+        """Afterwards nothing that comes is read into the memory of a prompt."""
         channel, self._channel = self._channel, None
-        way, self._target = self._target, None
         if channel is not None:
             channel.close()
-        if way is not None:
-            way.close()
 
-    def _receive(
-        self, channel: Channel, way: Target, layout: Layout, memory: torch.Tensor, watch: Watch
-    ) -> list[float]:
+    def _receive(self, channel: Channel, layout: Layout, memory: torch.Tensor, watch: Watch) -> list[float]:
         """Takes every row once, in order, each with its digest -> the scales of the layers."""
         tick = watch.beating(channel)
         tokens, queries = [0] * len(layout.shapes), [0] * len(layout.shapes)
@@ -119,30 +121,22 @@ class Link:
             op = frame["op"]
             if op == "layer":
                 rows = _rows(frame, tokens, queries, layout)
-                self._take(channel, way, layout.rows(rows), memory, frame, tick)
+                parts = [span.of(memory) for span in layout.rows(rows) if span.nbytes]
+                take_parts(channel, self.address.shared, frame, parts, tick)
                 tokens[rows.layer], queries[rows.layer] = rows.end, max(queries[rows.layer], rows.last)
             elif op == "done":
                 if set(tokens) != {layout.tokens} or set(queries) != {layout.queries}:
                     raise ChannelError("layers are missing")
-                self._take(channel, way, [layout.logits()], memory, frame, tick)
+                take_parts(channel, self.address.shared, frame, [layout.logits().of(memory)], tick)
                 scales = frame.get("scales")
                 if not isinstance(scales, list) or len(scales) != len(layout.shapes):
                     raise ChannelError("scales are missing")
                 return [float(each) for each in scales]
             elif op == "failed":
                 channel.send({"op": "release"}, watch)
-                way.drop()
                 raise FailedError(self.address, frame)
             elif op != "beat":
                 raise ChannelError(f"it says {op[:40]!r}")
-
-    def _take(
-        self, channel: Channel, way: Target, spans: Sequence[Span], memory: torch.Tensor, frame: Frame, tick: Any
-    ) -> None:
-        parts = [span.of(memory) for span in spans if span.nbytes]
-        way.land(channel, parts, tick)
-        if digest([raw(part) for part in parts]) != frame.get("digest"):
-            raise ChannelError("what came is not what was sent")
 
 
 class FailedError(TransferError):

@@ -6,17 +6,15 @@ import contextlib
 import logging
 import os
 import queue
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from coattn.cache.ledger import Ledger
-from coattn.errors import ConfigError, EngineError, UnsupportedError
+from coattn.errors import ConfigError, EngineError
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session, longest
 from coattn.hf.load import Loaded
@@ -26,13 +24,12 @@ from coattn.method.table import find_method
 from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
 from coattn.transfer.address import Address, same_user
-from coattn.transfer.channel import TICK_S, Channel, ChannelError, GoneError
+from coattn.transfer.channel import TICK_S, Channel, ChannelError, Frame, GoneError
 from coattn.transfer.handshake import introduce, mismatch
 from coattn.transfer.job import Job, Part, Sends, failed
-from coattn.transfer.kinds import source
 from coattn.transfer.layout import Layout, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
-from coattn.transfer.transport import Frame, Source
+from coattn.transfer.transport import map_shared
 from coattn.units import parse_bytes
 
 log = logging.getLogger("coattn.transfer")
@@ -48,7 +45,7 @@ CALLERS = 64
 class PrefillServer:
     """Reads prompts at an address, one at a time, from `__init__` to `close`; the model belongs to it until then.
 
-    loaded: the model. address: `tcp://HOST:PORT` (also for nixl://; port 0 takes a free one) or `shm:///PATH`.
+    loaded: the model. address: `tcp://HOST:PORT` (port 0 takes a free one) or `shm:///PATH`.
     key: the secret that callers must have; needed where others than this machine could call.
     method: an exact row that prompts are read under; gpu_kv, host_kv, params: for it. chunk: tokens read at a time.
     """
@@ -75,17 +72,16 @@ class PrefillServer:
             self._session = undo.enter_context(Session(loaded.model))
             known = fingerprints(loaded.model, loaded.tokenizer)
             self._socket = undo.enter_context(contextlib.closing(given.listen()))
+            self._socket.settimeout(TICK_S)
             self._undo = undo.pop_all()
-        port = given.port if given.kind == "shm" else self._socket.getsockname()[1]
-        self.address = Address(given.kind, given.host, port, given.path)
-        self._own = introduce(given.kind, known, self._session.layers, self._session.vocabulary)
+        self.address = given if given.shared else Address(given.host, self._socket.getsockname()[1])
+        self._own = introduce(known, self._session.layers, self._session.vocabulary)
         self.counts = {"prompts": 0, "tokens": 0, "failed": 0}
         """Prompts that were read to their end, their tokens, and those that were not."""
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._callers: dict[socket.socket, Channel | None] = {}
-        self._active = 0
-        """Prompts that a caller waits for."""
-        self._count = threading.Lock()
+        self._active: set[Job] = set()
+        """Those that a caller waits for."""
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._model = threading.Thread(target=self._read_all, name="coattn-prefill", daemon=True)
@@ -93,13 +89,11 @@ class PrefillServer:
 
     def serve(self) -> None:
         """Takes calls until `stop`. Raises EngineError if the thread of the model ends before that."""
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
         while self._model.is_alive() and not self._stopping.is_set():
-            if not poller.poll(1e3 * TICK_S):
-                continue
             try:
                 link, _ = self._socket.accept()
+            except TimeoutError:
+                continue
             except OSError as error:  # such as too many open files: the caller is still there afterwards
                 log.warning("A call could not be taken: %s.", error.strerror)
                 self._stopping.wait(PAUSE)
@@ -110,7 +104,6 @@ class PrefillServer:
             if link.family != socket.AF_UNIX:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.setblocking(True)
             self._callers[link] = None
             self._threads = [each for each in self._threads if each.is_alive()]
             self._threads.append(threading.Thread(target=self._talk, args=(link,), daemon=True))
@@ -140,7 +133,7 @@ class PrefillServer:
         self._jobs.put(None)
         self._model.join()
         self._undo.close()
-        if self.address.kind == "shm":
+        if self.address.shared:
             with contextlib.suppress(OSError):
                 os.unlink(self.address.path)
 
@@ -162,7 +155,7 @@ class PrefillServer:
             except Exception as error:
                 self.counts["failed"] += 1
                 with contextlib.suppress(GoneError):
-                    job.put(Part(failed("The step failed", error), [], last=True))
+                    job.put(Part(failed("The step failed", error), []))
             finally:
                 job.read.set()
                 del job  # and what it has not sent
@@ -174,7 +167,7 @@ class PrefillServer:
         check_length(self._session.model, count)
         logits = read_prompt(self._session, self.row, Ledger(*self._budgets), job.tokens, [count], self._chunk, [probe])
         here = logits[count].float().cpu()
-        job.put(Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)], last=True))
+        job.put(Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)]))
 
     def _talk(self, link: socket.socket) -> None:
         """The thread of one caller."""
@@ -184,43 +177,28 @@ class PrefillServer:
             if time.monotonic() > end:
                 raise ChannelError("it says nothing")
 
-        way: Source | None = None
-        channel: Channel | None = None
         try:
-            self._callers[link] = channel = Channel(link, self._key, called=True, tick=in_time)
-            way = self._agree(channel, in_time)
-            while way is not None and not self._stopping.is_set():
-                frame = channel.receive(self._idle)
-                if frame["op"] == "read":
-                    self._serve_one(channel, way, frame)
+            channel = Channel(link, self._key, called=True, tick=in_time)
+            with contextlib.closing(channel):
+                self._callers[link] = channel
+                why = mismatch(channel.receive(in_time), self._own)
+                channel.send({"op": "opened"} if why is None else {"op": "refused", "why": why}, in_time)
+                while why is None and not self._stopping.is_set():
+                    frame = channel.receive(self._idle)
+                    if frame["op"] == "read":
+                        self._serve_one(channel, frame)
         except (ChannelError, GoneError) as error:
             log.debug("A caller is gone: %s.", error)
         except Exception:
             log.exception("A caller is given up.")
         finally:
-            if way is not None:
-                way.close()
-            if channel is not None:
-                channel.close()
             self._callers.pop(link, None)
 
     def _idle(self, _: int) -> None:
         if self._stopping.is_set():
             raise ChannelError("this side stops")
 
-    def _agree(self, channel: Channel, tick: Callable[[int], None]) -> Source | None:
-        """Compares what both sides are. None: they do not fit, and the caller was told why."""
-        frame = channel.receive(tick)
-        why, way = mismatch(frame, self._own), None
-        if why is None:
-            try:
-                way = source(str(frame.get("kind")))
-            except UnsupportedError as error:
-                why = error.sentence
-        channel.send({"op": "opened"} if way is not None else {"op": "refused", "why": why}, tick)
-        return way
-
-    def _serve_one(self, channel: Channel, way: Source, frame: Frame) -> None:
+    def _serve_one(self, channel: Channel, frame: Frame) -> None:
         count, seconds = frame.get("tokens"), frame.get("lease")
         most = longest(self._session.model) or MOST_TOKENS
         if type(count) is not int or not 0 < count <= most or not isinstance(seconds, int | float):
@@ -234,14 +212,13 @@ class PrefillServer:
             if lease.over:
                 raise ChannelError("its lease is over")
 
-        way.begin(channel, frame, layout.size, heard)
+        shared = map_shared(channel.receive_fd(heard), layout.size) if self.address.shared else None
         ids = torch.empty(count, dtype=torch.int32)
         channel.read_into(raw(ids), heard)
-        job = Job(channel, way, ids.long(), layout, lease, self._model.is_alive)
+        job = Job(channel, shared, ids.long(), layout, lease, self._model.is_alive)
         sender = threading.Thread(target=job.send, name="coattn-send", daemon=True)
         sender.start()
-        with self._count:
-            self._active += 1
+        self._active.add(job)
         self._jobs.put(job)
         try:
             while channel.receive(heard)["op"] != "release":
@@ -251,9 +228,7 @@ class PrefillServer:
             sender.join()
             while not job.read.wait(TICK_S) and self._model.is_alive():
                 pass
-            way.end()
-            with self._count:
-                self._active -= 1
+            self._active.discard(job)
 
 
 def exact_row(method: str | Method, **params: Any) -> Any:

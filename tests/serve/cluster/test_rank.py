@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from coattn.serve.cluster.affinity import Affinity
-from coattn.serve.cluster.rank import Candidate, rank
+from coattn.serve.cluster.affinity import Affinity, Candidate, rank
 
 
 def replicas(**loads: int) -> list[Candidate]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, taken
-from coattn.serve.cluster.relay import FullError, LostError, Relay
+from coattn.serve.cluster.relay import REPLICA, Forwarded, FullError, LostError, Message, Relay, taken
 from coattn.serve.errors import ApiError
 from coattn.serve.settings import Settings
 

@@ -14,9 +14,8 @@ from tests.serve.cluster.saved import save
 
 from coattn.errors import CoattnError, ConfigError, ModelError
 from coattn.serve.cluster.affinity import CHAT, TEXT, affinity
-from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, taken
 from coattn.serve.cluster.options import Options
-from coattn.serve.cluster.relay import Relay
+from coattn.serve.cluster.relay import REPLICA, Forwarded, Message, Relay, taken
 from coattn.serve.cluster.server import Server
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}

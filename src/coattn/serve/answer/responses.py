@@ -12,6 +12,7 @@ from coattn.engine.request import RequestOutput
 from coattn.serve.answer.head import about
 from coattn.serve.errors import ApiError
 from coattn.serve.schema.responses import ResponsesRequest
+from coattn.serve.sse import event, sign_of_life
 from coattn.serve.tools.parser import ResponseParser
 
 Json = dict[str, Any]
@@ -31,24 +32,41 @@ class ResponsesAnswer:
         self._number = 0
         self._echo = _echo(body, model)
 
-    def whole(self, outputs: Sequence[RequestOutput], _: int) -> Json:
+    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         """The answer to a request that does not stream."""
-        self.part(outputs[0])
-        found: Json = self.last(outputs[0])[-1]["response"]
+        self._part(outputs[0])
+        found: Json = self._last(outputs[0])[-1]["response"]
         return found
 
-    def begin(self) -> list[Json]:
-        """The events before the first piece."""
+    def waiting(self, read: int, whole: int) -> bytes:
+        """What a stream says while nothing is new: how much of the prompt has been read."""
+        return _encoded(self._first()) + sign_of_life(read, whole)
+
+    def delta(self, _: int, delta: RequestOutput) -> bytes:
+        """Events of what is new."""
+        events = [*self._first(), *self._part(delta)]
+        return _encoded(events if delta.finish_reason is None else [*events, *self._last(delta)])
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event that ends an answer which cannot be finished."""
+        made = {**self._response("failed"), "error": {"code": "server_error", "message": error.message}}
+        return _encoded([self._event("response.failed", response=made)])
+
+    def end(self) -> bytes:
+        """Nothing: the last event is the response."""
+        return b""
+
+    def _first(self) -> list[Json]:
+        """The events before all others."""
+        if self._number:
+            return []
         made = self._response("in_progress")
         return [self._event(name, response=made) for name in ("response.created", "response.in_progress")]
 
-    def part(self, delta: RequestOutput) -> list[Json]:
-        """Events of what is new."""
-        if self._reading is None:
-            return self._grow({"content": delta.text})
-        return self._grow(self._reading.feed(delta.text))
+    def _part(self, delta: RequestOutput) -> list[Json]:
+        return self._grow({"content": delta.text} if self._reading is None else self._reading.feed(delta.text))
 
-    def last(self, output: RequestOutput) -> list[Json]:
+    def _last(self, output: RequestOutput) -> list[Json]:
         """The events that end the answer, the response last."""
         events = [] if self._reading is None else self._grow(self._reading.finish())
         if not self.items:
@@ -60,11 +78,6 @@ class ResponsesAnswer:
         made["usage"] = _usage(output)
         made["coattn"] = about(self.llm, [(0, output)])
         return [*events, self._event(f"response.{status}", response=made)]
-
-    def failed(self, error: ApiError) -> list[Json]:
-        """The events that end an answer that cannot be finished."""
-        made = {**self._response("failed"), "error": {"code": "server_error", "message": error.message}}
-        return [self._event("response.failed", response=made)]
 
     def _response(self, status: str, output: RequestOutput | None = None) -> Json:
         return {
@@ -145,6 +158,10 @@ class ResponsesAnswer:
         return self._event(kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **fields)
 
 
+def _encoded(events: Sequence[Json]) -> bytes:
+    return b"".join(event(each, each["type"]) for each in events)
+
+
 def _usage(output: RequestOutput) -> Json:
     return {
         "input_tokens": output.prompt_tokens,
@@ -158,15 +175,9 @@ def _usage(output: RequestOutput) -> Json:
 def _echo(body: ResponsesRequest, model: str) -> Json:
     """What a response repeats of its request."""
     form = None if body.text is None else body.text.format
+    same = {"name", "description", "parameters"}
     tools = [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": bool(tool.strict),
-        }
-        for tool in body.tools or ()
+        {"type": "function", **tool.model_dump(include=same), "strict": bool(tool.strict)} for tool in body.tools or ()
     ]
     shown: Json = {"type": "text" if form is None else form.type}
     if form is not None and form.type == "json_schema":

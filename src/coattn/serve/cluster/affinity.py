@@ -1,13 +1,13 @@
-"""What a request's body says of where its KV may lie: its session, and how its prompt begins."""
+"""Which replica may have a request's KV: by its session, and by how its prompt begins."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from pydantic_core import from_json
@@ -19,6 +19,10 @@ BORDERS = tuple(1 << n for n in range(8, 17))
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LENGTH = 16
 """Hexadecimal digits of a key: a collision costs one request a hit, and nothing else."""
+MIN_SHARE = 4
+"""A known beginning counts if it is at least one part in so many of the prompt."""
+SLACK = 4
+"""A replica is too busy for a new prompt if it has capacity / SLACK more requests than the quietest one."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,15 @@ class Affinity:
 NOWHERE = Affinity()
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A replica as its router knows it. load: requests that it has; capacity: those that it may have."""
+
+    name: str
+    load: int
+    capacity: int
+
+
 def affinity(path: str, raw: bytes, tenant: bytes) -> Affinity:
     """tenant: who asks. A body that cannot be parsed has no keys: the replica that gets it answers with the error."""
     try:
@@ -50,27 +63,43 @@ def affinity(path: str, raw: bytes, tenant: bytes) -> Affinity:
     own, name = body.get("cache_salt"), body.get("session_id")
     salt = digest("tenant", tenant, own if isinstance(own, str) else "")
     session = digest("session", salt, name).hex()[:LENGTH] if isinstance(name, str) else None
-    text = _beginning(_prompt(body.get("prompt")) if path == TEXT else _messages(body))
-    return Affinity(session, tuple(_keys(salt, text)), len(text))
-
-
-def _keys(salt: bytes, text: bytes) -> Iterator[str]:
-    made, last = hashlib.sha256(digest("prefix", salt)), 0
-    for border in BORDERS:
-        if border > len(text):
-            return
-        made.update(text[last:border])
-        last = border
-        yield made.hexdigest()[:LENGTH]
-
-
-def _beginning(parts: Iterator[bytes]) -> bytes:
     text = b""
-    for part in parts:
+    for part in _prompt(body.get("prompt")) if path == TEXT else _messages(body):
         text += part
         if len(text) >= BORDERS[-1]:
             break
-    return text[: BORDERS[-1]]
+    start, reached = digest("prefix", salt), [border for border in BORDERS if border <= len(text)]
+    prefix = [hashlib.sha256(start + text[:border]).hexdigest()[:LENGTH] for border in reached]
+    return Affinity(session, tuple(prefix), min(len(text), BORDERS[-1]))
+
+
+def rank(
+    request: Affinity, candidates: Sequence[Candidate], sent: Mapping[str, str], avoid: Iterable[str] = ()
+) -> list[list[str]]:
+    """Names in ranks: a rank is asked only if all replicas of the ranks before it are full.
+
+    A session waits for its replica. A prompt prefers the replica that got its beginning, else the one that its hash
+    names, which is the same for every router; a replica that is much busier than others is passed over. sent: by key,
+    the replica that last got it. avoid: replicas that have just failed, taken only if there is no other.
+    """
+    usable = {each.name: each for each in candidates if each.name not in avoid} or {c.name: c for c in candidates}
+    if not usable or not request.keys:
+        return [list(usable)] if usable else []
+    home = sent.get(request.session or "")
+    if home in usable:
+        return [[home]]
+    for key, border in reversed(list(zip(request.prefix, BORDERS, strict=False))):
+        best = usable.get(sent.get(key, ""))
+        if best is not None and border * MIN_SHARE >= request.size:
+            break
+    else:  # rendezvous hashing: when a replica comes or goes, only its own keys move
+        own = request.session or request.prefix[-1]
+        best = max(usable.values(), key=lambda each: hashlib.sha256(f"{own}/{each.name}".encode()).digest())
+    quietest = min(usable.values(), key=lambda each: each.load)
+    if best.load - quietest.load > max(1, best.capacity // SLACK):
+        best = quietest
+    rest = [name for name in usable if name != best.name]
+    return [[best.name], rest] if rest else [[best.name]]
 
 
 def _messages(body: dict[str, Any]) -> Iterator[bytes]:
@@ -92,8 +121,7 @@ def _prompt(prompt: Any) -> Iterator[bytes]:
     if isinstance(prompt, str):
         yield prompt[: BORDERS[-1]].encode("utf-8", "surrogatepass")
     elif isinstance(prompt, list):
-        ids = itertools.takewhile(_is_id, prompt[: BORDERS[-1] // 4])
-        yield b"".join(struct.pack("<q", each)[:4] for each in ids)
+        yield b"".join(struct.pack("<q", each)[:4] for each in takewhile(_is_id, prompt[: BORDERS[-1] // 4]))
 
 
 def _is_id(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coattn.errors import ConfigError
+from coattn.serve.errors import from_validation
 from coattn.serve.settings import Settings
 from coattn.units import parse_bytes
 
@@ -59,9 +60,9 @@ class Options(BaseModel):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            known = f"There are: {', '.join(cls.model_fields)}." if first["type"] == "extra_forbidden" else ""
-            raise ConfigError(f"{first['loc'][0]}: {first['msg'].rstrip('.')}.", known) from None
+            fault = from_validation(error)
+            known = f"There are: {', '.join(cls.model_fields)}." if fault.code == "extra_forbidden" else ""
+            raise ConfigError(fault.message, known) from None
 
     def settings(self, keys: tuple[str, ...]) -> Settings:
         """Settings of the app. Their host only says which names are answered without keys."""

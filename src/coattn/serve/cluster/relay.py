@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from coattn.serve.body import read_raw
-from coattn.serve.cluster.affinity import affinity
-from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, plain
+from coattn.serve.cluster.affinity import NOWHERE, Affinity, affinity
 from coattn.serve.errors import BROKEN, ApiError, unavailable
 from coattn.serve.gate import TENANT
 from coattn.serve.settings import Settings
 from coattn.serve.sse import DONE, GoneError, event, unless_gone
 
 log = logging.getLogger("coattn.serve")
+Message = MutableMapping[str, Any]
+"""Of ASGI."""
+REPLICA = "x-coattn-replica"
+"""The header that names the replica: in an answer the one that gave it, in a request the one that shall answer."""
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """One HTTP request as a replica gets it."""
+
+    scope: dict[str, Any]
+    body: bytes
+    affinity: Affinity = NOWHERE
+    avoid: tuple[str, ...] = ()
+    """Replicas that have failed this request."""
+    wanted: str = ""
+    """The replica that the client names, if any."""
 
 
 class Stream(Protocol):
-    """A replica's answer: `taken`, then lists of ASGI messages."""
+    """A replica's answer: lists of ASGI messages, the first of which is `taken`."""
 
     async def __anext__(self) -> list[Message]: ...
     def cancel(self) -> object: ...
@@ -37,6 +53,11 @@ class LostError(Exception):
 
 class FullError(Exception):
     """Too many requests wait for a replica."""
+
+
+def taken(name: str) -> Message:
+    """The first message of every answer: the replica of this name has the request."""
+    return {"type": "coattn.taken", REPLICA: name}
 
 
 class Relay:
@@ -52,8 +73,10 @@ class Relay:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
+        plain: dict[str, Any] = {name: value for name, value in scope.items() if isinstance(value, str | bytes | tuple)}
+        plain["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
         keys = affinity(scope["path"], raw, scope.get(TENANT, b""))
-        request = Forwarded(plain(scope), raw, keys, wanted=Headers(scope=scope).get(REPLICA, ""))
+        request = Forwarded(plain, raw, keys, wanted=Headers(scope=scope).get(REPLICA, ""))
         with suppress(GoneError):
             await unless_gone(receive, self._answer(request, Outward(scope, receive, send)))
 
@@ -85,8 +108,8 @@ class Relay:
         stream, ended = self._open(request), False
         out.replica = ""
         try:
-            for taken in await asyncio.wait_for(stream.__anext__(), self.line):
-                out.replica = taken.get(REPLICA, "")
+            for first in await asyncio.wait_for(stream.__anext__(), self.line):
+                out.replica = first.get(REPLICA, "")
             while not ended:
                 for message in await stream.__anext__():
                     ended = await out.take(message) or ended
@@ -111,37 +134,35 @@ class Outward:
         self.status, self.replica = 0, ""
         self._started = self._streams = False
         self._head: Message = {}
-        self._parts: list[bytes] = []
+        self._body = b""
 
     async def take(self, message: Message) -> bool:
         """One message of a replica -> whether it was the last one."""
         if message["type"] == "http.response.start":
-            headers = Headers(scope=message)
-            self.status, self.replica = message["status"], headers.get(REPLICA, "")
-            self._head, self._parts = message, []
-            self._streams = self.status == 200 and headers.get("content-type", "").startswith("text/event-stream")
+            self._head, self._body, self.status = message, b"", message["status"]
+            kind = Headers(scope=message).get("content-type", "")
+            self._streams = self.status == 200 and kind.startswith("text/event-stream")
             if self._streams and not self._started:
                 self._started = True
                 await self._send(message)
             return False
-        body, last = message.get("body", b""), not message.get("more_body", False)
+        body = message.get("body", b"")
         if self._streams:
             self.begun = self.begun or b"data:" in body
             await self._send(message)
         else:
-            self._parts.append(body)
-        return last
+            self._body += body
+        return not message.get("more_body", False)
 
     async def flush(self) -> None:
         """Sends an answer that is not a stream; as an event, if a replica that was lost had begun a stream."""
         if self._streams:
             return
-        body = b"".join(self._parts)
         if self._started:
-            await self._end(b"data: " + body.strip() + b"\n\n" + DONE)
+            await self._end(b"data: " + self._body.strip() + b"\n\n" + DONE)
         else:
             await self._send(self._head)
-            await self._end(body)
+            await self._end(self._body)
 
     async def fail(self, error: ApiError) -> None:
         """Ends the answer with an error in OpenAI's form."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from coattn.serve.cluster.forwarded import Forwarded
-from coattn.serve.cluster.rank import Candidate, rank
+from coattn.serve.cluster.affinity import Candidate, rank
+from coattn.serve.cluster.relay import Forwarded
 
 MAX_KEYS = 1 << 16
 """Keys whose replica a router remembers."""

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 
 from coattn.serve.app import build
-from coattn.serve.cluster.forwarded import REPLICA, Forwarded, Message, taken
 from coattn.serve.cluster.options import Options
+from coattn.serve.cluster.relay import REPLICA, Forwarded, Message, taken
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import unavailable
 from coattn.serve.keys import read_keys
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("coattn.serve")
 LOOK_S = 0.1
 """Between two looks at whether the model is loaded."""
+SIZES = {"gpu_kv", "host_kv", "weights_on_gpu", "max_batch", "max_length", "chunk", "max_waiting"}
 LAST_STEP_S = 5.0
 """In which the last step may end."""
 
@@ -97,28 +98,10 @@ class Server:
         from coattn.hf.load import load
 
         given = self.options
-        memory: dict[str, Any] = {
-            "gpu_kv": given.gpu_kv,
-            "host_kv": given.host_kv,
-            "weights_on_gpu": given.weights_on_gpu,
-        }
         if self._loaded is None:  # after a failure the weights are still there
             on_host = given.weights_on_gpu is not None
             self._loaded = load(given.model, dtype=given.dtype, device=given.device, on_host=on_host)
-        limits = given.model_dump(include={"max_batch", "max_length", "chunk", "max_waiting"})
-        llm = LLM(self._loaded, given.method, reuse=not given.no_reuse, **memory, **limits, **given.set)
+        llm = LLM(self._loaded, given.method, reuse=not given.no_reuse, **given.model_dump(include=SIZES), **given.set)
         if given.warm_up:
             llm.warm_up()
         return llm
-
-
-class Replica(Server):
-    """A server as Ray makes and ends it: `__del__` comes after its requests, or after their time to drain."""
-
-    def __init__(self, options: Options) -> None:
-        from ray import serve
-
-        super().__init__(options, serve.get_replica_context().replica_id.unique_id)
-
-    async def __del__(self) -> None:
-        await self.close()

@@ -15,9 +15,9 @@ from coattn.serve.call import Order
 from coattn.serve.context import Context, context
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages
-from coattn.serve.respond import chunks, respond
+from coattn.serve.respond import respond
 from coattn.serve.schema.chat import ChatRequest
-from coattn.serve.tools.use import Choice, Use, use
+from coattn.serve.tools.use import Choice, use
 
 
 async def chat(request: Request) -> Response:
@@ -30,23 +30,22 @@ async def chat(request: Request) -> Response:
     top = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
-    make, used = preparing(body, here, choices, most, top)
+    make = preparing(body, here, choices, most, top)
 
-    def build(llm: LLM, _: Order) -> ChatAnswer:
-        return ChatAnswer(llm, here.texts(llm), name, top, used[0].read)
+    def build(llm: LLM, order: Order) -> ChatAnswer:
+        return ChatAnswer(llm, here.texts(llm), name, body, order, top)
 
-    return await respond(request, here, body, choices, make, build, chunks)
+    return await respond(request, here, body, choices, make, build)
 
 
 def preparing(
     body: ChatRequest, here: Context, choices: int, most: int | None, top: int | None
-) -> tuple[Callable[[LLM], Order], list[Use]]:
-    """What makes the order of a chat, and where it leaves how the answers are read. Raises ApiError 400.
+) -> Callable[[LLM], Order]:
+    """What makes the order of a chat. Raises ApiError 400.
 
     most: tokens of an answer; top: log-probabilities per token.
     """
     choice = Choice.of(body)
-    used: list[Use] = []
 
     def make(llm: LLM) -> Order:
         ids = from_messages(
@@ -57,13 +56,12 @@ def preparing(
             generation=body.add_generation_prompt is not False,
             go_on=bool(body.continue_final_message),
         )
-        found = use(body, choice, llm, ids, here.grammars)
-        used.append(found)
-        sampling = ask.params(body, llm, len(ids), most, None, top, found.special)
+        how = use(body, choice, llm, ids, here.grammars)
+        sampling = ask.params(body, llm, len(ids), most, None, top, how.special)
         seconds = ask.timeout(body, here.settings)
-        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, found.guide)
+        return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, how.guide, how.read)
 
-    return make, used
+    return make
 
 
 def check(body: ChatRequest) -> None:

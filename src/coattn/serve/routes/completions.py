@@ -16,7 +16,7 @@ from coattn.serve.call import Order
 from coattn.serve.context import context
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_text
-from coattn.serve.respond import chunks, respond
+from coattn.serve.respond import respond
 from coattn.serve.schema.completion import CompletionRequest
 
 DEFAULT = 16
@@ -31,23 +31,21 @@ async def completions(request: Request) -> Response:
     prompts = split(body.prompt)
     choices = ask.check_fields(body, here.settings, len(prompts))
     check(body, choices)
-    echoes: list[str] = []
 
     def make(llm: LLM) -> Order:
         ids = [from_text(llm, prompt) for prompt in prompts]
-        if body.echo:
-            echoes.extend(_text(llm, each) for each in prompts)
+        echoes = [_text(llm, each) for each in prompts] if body.echo else []
         longest = max(map(len, ids))
         sampling = ask.params(body, llm, longest, body.max_tokens, DEFAULT, body.logprobs)
         guide = here.grammars.compile(body.response_format, llm)
         seconds = ask.timeout(body, here.settings)
-        return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide)
+        return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide, echoes=echoes)
 
-    def build(llm: LLM, _: Order) -> CompletionAnswer:
+    def build(llm: LLM, order: Order) -> CompletionAnswer:
         ids = bool(body.return_token_ids)
-        return CompletionAnswer(llm, here.texts(llm), name, body.logprobs, echoes, choices, ids)
+        return CompletionAnswer(llm, here.texts(llm), name, body, order, body.logprobs, ids=ids)
 
-    return await respond(request, here, body, choices * len(prompts), make, build, chunks)
+    return await respond(request, here, body, choices * len(prompts), make, build)
 
 
 def split(prompt: str | list[Any]) -> Sequence[str | list[int]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -13,14 +12,12 @@ from coattn.engine.llm import LLM
 from coattn.serve import ask
 from coattn.serve.answer.responses import ResponsesAnswer
 from coattn.serve.body import read
-from coattn.serve.call import HttpCall, Order
-from coattn.serve.context import Context, context
+from coattn.serve.call import Order
+from coattn.serve.context import context
 from coattn.serve.errors import ApiError
-from coattn.serve.respond import respond, waiting
+from coattn.serve.respond import respond
 from coattn.serve.routes.chat import preparing
-from coattn.serve.schema.base import Sampling
 from coattn.serve.schema.responses import ResponsesRequest, as_chat
-from coattn.serve.sse import event
 
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """What a chat's fields are called here."""
@@ -33,12 +30,12 @@ async def responses(request: Request) -> Response:
     name = here.model(body.model)
     chat = as_chat(body)
     with_names(lambda: ask.check_fields(chat, here.settings, 1))
-    make, used = with_names(lambda: preparing(chat, here, 1, body.max_output_tokens, None))
+    make = with_names(lambda: preparing(chat, here, 1, body.max_output_tokens, None))
 
-    def build(llm: LLM, _: Order) -> ResponsesAnswer:
-        return ResponsesAnswer(llm, body, name, used[0].read)
+    def build(llm: LLM, order: Order) -> ResponsesAnswer:
+        return ResponsesAnswer(llm, body, name, order.read)
 
-    return await respond(request, here, chat, 1, lambda llm: with_names(lambda: make(llm)), build, events)
+    return await respond(request, here, chat, 1, lambda llm: with_names(lambda: make(llm)), build)
 
 
 async def stored(_: Request) -> Response:
@@ -55,36 +52,3 @@ def with_names(do: Callable[[], Any]) -> Any:
         if first in NAMES:
             error.param = NAMES[first] + dot + rest
         raise
-
-
-async def events(
-    call: HttpCall, answer: ResponsesAnswer, _: Sampling, __: Order, context: Context
-) -> AsyncIterator[bytes]:
-    """Every event of a stream. An error before the first is raised; a later one ends the response as failed."""
-    started, told = False, 0.0
-
-    def made(found: list[dict[str, Any]]) -> bytes:
-        return b"".join(event(each, each["type"]) for each in found)
-
-    try:
-        async for item in call.deltas(context.settings.keep_alive):
-            data = b"" if started else made(answer.begin())
-            started = True
-            if item is None:
-                yield data + waiting(call)
-                continue
-            delta = item[1]
-            data += made(answer.part(delta))
-            now = time.perf_counter()
-            if told:
-                context.metrics.between(now - told)
-            told = now
-            if delta.finish_reason is not None:
-                context.metrics.done(delta)
-                data += made(answer.last(delta))
-            if data:
-                yield data
-    except ApiError as error:
-        if not started:
-            raise
-        yield made(answer.failed(error))

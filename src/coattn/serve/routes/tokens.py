@@ -13,7 +13,7 @@ from coattn.serve.body import read
 from coattn.serve.context import context
 from coattn.serve.errors import explain, invalid
 from coattn.serve.prompt import from_messages, from_text
-from coattn.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
+from coattn.serve.schema.completion import DetokenizeRequest, TokenizeRequest
 
 
 async def tokenize(request: Request) -> Response:

@@ -1,13 +1,13 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`, `POST /tokenize` and `POST /detokenize`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from coattn.serve.schema.base import Sampling, TokenId
-from coattn.serve.schema.chat import ResponseFormat
+from coattn.serve.schema.base import Body, Json, Sampling, TokenId
+from coattn.serve.schema.chat import Message, ResponseFormat
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """A list of another kind is known by its first entry; otherwise thousands of ids would be tried as each kind."""
@@ -24,3 +24,28 @@ class CompletionRequest(Sampling):
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     """Choices also have the ids of their tokens, as `token_ids`."""
+
+
+class TokenizeRequest(Body):
+    """Text, or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: Json | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[TokenId]

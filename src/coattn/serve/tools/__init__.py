@@ -1,5 +1,5 @@
 """Functions that a model may call: how its family writes a call, what it may write, and how it is read.
 
-family    the forms of Hermes and Qwen, Llama 3, Mistral      tell      tools for templates that know none
-grammar   what may be written, for llguidance                 parser    text in, message and chunks out
+family    the forms of Hermes and Qwen, Llama 3, Mistral      grammar   what may be written, for llguidance
+use       what a request says of tools                        parser    text in, message and chunks out
 """

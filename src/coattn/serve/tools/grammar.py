@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from coattn.serve.guide import FORM
 from coattn.serve.tools.family import THINK, THOUGHT, Family
 
 Json = dict[str, Any]
@@ -21,8 +22,8 @@ SOLID = r"/(\S(?s:.*))?/"
 class Lark:
     """A grammar that grows. special: tokens that are more than their text, by name."""
 
-    def __init__(self, special: dict[str, int], form: Json) -> None:
-        self._special, self._form = special, form
+    def __init__(self, special: dict[str, int]) -> None:
+        self._special = special
         self._lines: list[str] = []
         self._parts = re.compile("|".join(sorted(map(re.escape, special), key=len, reverse=True)) or r"(?!)")
 
@@ -43,7 +44,7 @@ class Lark:
 
     def json(self, name: str, schema: Json) -> str:
         """A rule for JSON of this schema."""
-        return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": self._form}))
+        return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": FORM}))
 
     def made(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._lines]) + "\n"
@@ -53,7 +54,6 @@ def tools_grammar(
     family: Family,
     tools: Sequence[tuple[str, Json]],
     special: dict[str, int],
-    form: Json,
     *,
     required: bool,
     parallel: bool,
@@ -65,7 +65,7 @@ def tools_grammar(
 
     thinks: the model may think first; thinking: the prompt ends inside a thought.
     """
-    lark = Lark(special, form)
+    lark = Lark(special)
     arguments = [lark.json(f"args{i}", schema) for i, (_, schema) in enumerate(tools)]
     names = [name for name, _ in tools]
     more = family.most - 1 if parallel else 0
@@ -99,9 +99,9 @@ def tools_grammar(
     return lark.made(_after_thought(lark, start, thinks, thinking))
 
 
-def reply_grammar(schema: Json, special: dict[str, int], form: Json, *, thinking: bool) -> str:
+def reply_grammar(schema: Json, special: dict[str, int], *, thinking: bool) -> str:
     """JSON of a schema, after a thought."""
-    lark = Lark(special, form)
+    lark = Lark(special)
     return lark.made(_after_thought(lark, lark.json("reply", schema), True, thinking))
 
 

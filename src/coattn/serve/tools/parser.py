@@ -175,22 +175,18 @@ class _Plain:
 
 def message(reading: ResponseParser, text: str) -> Json:
     """A whole answer -> content, tool_calls, reasoning_content, as far as it has them."""
-    found: Json = {"content": None}
-    calls: list[Json] = []
-    for delta in (reading.feed(text), reading.finish()):
-        for name in ("content", "reasoning_content"):
-            if name in delta:
-                found[name] = (found.get(name) or "") + delta[name]
-        for each in delta.get("tool_calls", ()):
-            if each["index"] == len(calls):
-                calls.append({"id": each["id"], "type": "function", "function": dict(each["function"])})
-            else:
-                calls[each["index"]]["function"]["arguments"] += each["function"]["arguments"]
-    if calls:
-        found["tool_calls"] = calls
-    elif found["content"] is None:
-        found["content"] = ""
-    return found
+    deltas = (reading.feed(text), reading.finish())
+    calls: dict[int, Json] = {}
+    for each in (call for delta in deltas for call in delta.get("tool_calls", ())):
+        if each["index"] in calls:
+            calls[each["index"]]["function"]["arguments"] += each["function"]["arguments"]
+        else:
+            calls[each["index"]] = {"id": each["id"], "type": "function", "function": dict(each["function"])}
+    found: Json = {"content": None if calls else ""}
+    for name in ("content", "reasoning_content"):
+        if any(name in delta for delta in deltas):
+            found[name] = "".join(delta.get(name, "") for delta in deltas)
+    return {**found, "tool_calls": list(calls.values())} if calls else found
 
 
 def new_id(length: int | None) -> str:

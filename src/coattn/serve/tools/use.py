@@ -11,7 +11,7 @@ from typing import Any
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.logits import Guide
 from coattn.serve.errors import ApiError, invalid
-from coattn.serve.guide import FORM, Grammars
+from coattn.serve.guide import Grammars
 from coattn.serve.schema.chat import ChatRequest, Tool
 from coattn.serve.tools.family import (
     HERMES,
@@ -109,7 +109,8 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
         return Use(grammars.compile(body.response_format, llm))
     prompt = str(tokenizer.decode(ids[-TAIL:]))
     thinking = thinks and is_thinking(prompt)
-    family = _family(choice, llm)
+    # calls that must come have a form even where the model's own is not known
+    family = family_of(tokenizer) or (HERMES if choice.required else None)
     own = getattr(tokenizer, "response_template", None)
     guide = _guide(body, choice, llm, family, thinks, thinking, grammars)
     plain = [tool.model_dump(exclude_none=True) for tool in choice.tools]
@@ -128,12 +129,6 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
     return Use(guide, read, any(mark in written for mark in marks) or given)
 
 
-def _family(choice: Choice, llm: LLM) -> Family | None:
-    """The form of the calls; one that must come has a form even where the model's own is not known."""
-    found = family_of(llm.tokenizer)
-    return HERMES if found is None and choice.required else found
-
-
 def _guide(
     body: ChatRequest,
     choice: Choice,
@@ -143,7 +138,7 @@ def _guide(
     thinking: bool,
     grammars: Grammars,
 ) -> Callable[[], Guide] | None:
-    special, form = special_tokens(llm.tokenizer), dict(FORM)
+    special = special_tokens(llm.tokenizer)
     reply = grammars.schema(body.response_format)
     if choice.tools and family is not None:
         if body.response_format is not None and body.response_format.type in ("regex", "grammar"):
@@ -155,7 +150,6 @@ def _guide(
                 family,
                 tools,
                 special,
-                form,
                 required=choice.required,
                 parallel=choice.parallel,
                 reply=reply,
@@ -165,13 +159,13 @@ def _guide(
 
         grammars.check_size(json.dumps([each.function.parameters for each in choice.tools]), "tools", "schema")
         try:
-            return grammars.guide(_lark(made(False)), llm, "tools")
+            return grammars.lark(made(False), llm, "tools")
         except ApiError:
             if all(each.function.strict for each in choice.tools):
                 raise
-        return grammars.guide(_lark(made(True)), llm, "tools")
+        return grammars.lark(made(True), llm, "tools")
     if reply is not None and thinks:
-        return grammars.guide(_lark(reply_grammar(reply, special, form, thinking=thinking)), llm)
+        return grammars.lark(reply_grammar(reply, special, thinking=thinking), llm)
     return grammars.compile(body.response_format, llm)
 
 
@@ -185,9 +179,3 @@ def arguments(tool: Tool, loose: bool) -> Json:
     if "properties" in given and "additionalProperties" not in given:  # no arguments beyond those of the schema
         return {**given, "additionalProperties": False}
     return {**OBJECT, **given}
-
-
-def _lark(text: str) -> str:
-    from llguidance import LLMatcher
-
-    return str(LLMatcher.grammar_from_lark(text))
