@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coattn.engine.chunk_config import ChunkConfig
-from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS
+from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, ChunkConfig
 from coattn.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import torch
 from tests.engine.memory import Boundless
 from tests.engine.small import llm
 
-from coattn.engine import step_timer as timing
+from coattn.engine import chunk_policy as timing
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, ChunkPolicy
 from coattn.engine.request import Request

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.dispatch import dispatch
-from coattn.engine.failures import explain
 from coattn.engine.handle import Handle
 from coattn.engine.inbox import RequestInbox
-from coattn.engine.layer_boundary import LayerBoundaryDecode
 from coattn.engine.request import FinishReason, Request
 from coattn.engine.runner.runner import Runner
 from coattn.engine.sampling.logits import Guide
@@ -28,7 +27,7 @@ from coattn.engine.scheduler_output import Decode, Forward, Refuse
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
-from coattn.hf.prefilled import Prefilled
+from coattn.types import nothing_to_wait_for
 
 FAULTS = 3
 """So often a request reads its text again because a step with others has failed."""
@@ -67,7 +66,8 @@ class Engine:
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
         self.inbox = RequestInbox(runner.slots, max_waiting)
-        self.boundaries = LayerBoundaryDecode(self, self.chunk_policy, self.counts)
+        self.flush_outputs: Callable[[], object] = nothing_to_wait_for
+        """Passes on what the last step gave: called where a prompt begins, and at each of its layer boundaries."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._ids = itertools.count()
@@ -81,19 +81,10 @@ class Engine:
         """Requests that may still be submitted; None: no limit."""
         return self.inbox.room
 
-    def prepare(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        given: Prefilled | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        session: int | None = None,
-    ) -> Request:
-        """A request that could run. Raises InputError or BudgetError."""
+    def prepare(self, prompt: list[int], params: SamplingParams, **fields: Any) -> Request:
+        """A request that could run. Raises InputError or BudgetError. fields: others of the request."""
         limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
-        request = Request(next(self._ids), prompt, params, limit, given, priority, deadline, salt, session)
+        request = Request(next(self._ids), prompt, params, limit, **fields)
         self.scheduler.admission.check(request)
         return request
 
@@ -172,17 +163,13 @@ class Engine:
                 rest.callback(self.runner.close)
                 self._drop_everything()
 
-    def decode_inside(self, requests: tuple[Request, ...]) -> None:
-        """See `layer_boundary.Loop`."""
-        self._do(Decode(requests), inside=True)
-
     def _do(self, work: Forward, inside: bool = False, again: bool = False) -> None:
         """inside: whether a chunk is being read, whose sequences must stay as they are. again: it has failed before."""
         everyone = [*work.requests, *(chunk.request for chunk in work.chunks)]
         drawing = [*work.requests, *(chunk.request for chunk in work.chunks if chunk.last)]
         begun, spans = time.perf_counter(), [(chunk.request.stored, chunk.end) for chunk in work.chunks]
         try:
-            logits = dispatch(work, self.runner, self.boundaries, self.counts)
+            logits = dispatch(work, self.runner, self._boundary_hook, self.counts)
         except BudgetError as error:
             self._restart_torn(everyone, error)
             left = [request for request in everyone if request.slot is not None]
@@ -207,6 +194,26 @@ class Engine:
                 self._take(handle, each)
             except Exception as error:
                 self._fail([handle], error)
+
+    def _boundary_hook(self, tokens: int) -> Callable[[], None] | None:
+        """A chunk of so many tokens is about to be read -> what to call between two of its layers."""
+        self._flush()
+        return None if self.chunk_policy.layers == 1 else lambda: self._decode_between(tokens)
+
+    def _decode_between(self, tokens: int) -> None:
+        """Decode steps between two layers of a chunk, where the time between tokens asks for them."""
+        self._flush()  # of the step before: the layer after it has been launched, so the GPU is at work
+        requests = self.scheduler.passed(tokens)
+        while requests:
+            self._do(Decode(requests), inside=True)
+            self.counts["between_steps"] += 1
+            requests = self.scheduler.waiting_for_token() if self.chunk_policy.unsure else ()
+
+    def _flush(self) -> None:
+        try:
+            self.flush_outputs()
+        except Exception:
+            self.counts["failed_hooks"] += 1  # a listener that fails costs no step anything
 
     def _draw(self, logits: Tensor, handles: list[Handle], best: list[int] | None) -> list[tuple[Handle, Drawn]]:
         """A token for each. If drawing fails, only the request that caused it fails."""
@@ -345,3 +352,15 @@ class Engine:
         runner = self.runner
         admission = Admission(runner, self.longest, runner.runtime.fullest)
         return Scheduler(admission, runner.slots, self.chunk_policy, self.mixes, runner.busy, self.tail, self.store)
+
+
+def explain(error: Exception) -> CoattnError:
+    """The error itself where it was meant to be read; else one that says what happened."""
+    if isinstance(error, CoattnError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return EngineError("The device ran out of memory in a step.", "Lower max_batch, chunk or gpu_kv.")
+    said = " ".join(str(error).split())[:240] or type(error).__name__
+    failure = EngineError(f"The step failed: {said}.", "If it happens again, please report it with the full traceback.")
+    failure.__cause__ = error
+    return failure

@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coattn.engine.chunk_config import ChunkConfig
+from coattn.engine.chunk_policy import ChunkConfig
 from coattn.engine.conversations import Conversations
 from coattn.engine.devices import Devices
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.method_choice import Wanted
-from coattn.engine.model import open_model, sequence_length
-from coattn.engine.progress import Bar
-from coattn.engine.prompts import Prompt, encode, split, spread
-from coattn.engine.protocols import PromptReader
+from coattn.engine.model import check_share, open_model, sequence_length, stage
+from coattn.engine.progress import progress_bar
+from coattn.engine.prompts import Prompt, PromptReader, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
-from coattn.engine.runner.choose import choose_runner
+from coattn.engine.runner.capture import choose_runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
 from coattn.engine.store.config import DiskConfig
 from coattn.engine.store.sequence_store import SequenceStore
-from coattn.engine.weights import check_share, stage
 from coattn.errors import InputError
 from coattn.hf.architectures import activation_dtype
 from coattn.hf.cpu_dtypes import warn_if_slow
@@ -121,11 +119,8 @@ class LLM:
         if max_waiting is not None:
             check_count("max_waiting", max_waiting, 0)
         # what is wrong is said before a model is loaded
-        wanted, chunks, tier = (
-            Wanted.of(method, method_params),
-            ChunkConfig(chunk, target_ms),
-            DiskConfig.of(disk, disk_memory),
-        )
+        wanted, chunks = Wanted.of(method, method_params), ChunkConfig(chunk, target_ms)
+        tier = DiskConfig.of(disk, disk_memory)
         share = check_share(weights_on_gpu, wanted.named)
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
@@ -252,7 +247,9 @@ class LLM:
         if timeout is not None:
             check_number("timeout", timeout, 0, above=True)
         deadline = None if timeout is None else time.perf_counter() + timeout
-        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline, salt, session)
+        request = self._prepare(
+            found[0], spread(params, 1)[0], priority=priority, deadline=deadline, salt=salt, session=session
+        )
         handle = self.engine.submit(request, streams=streams, notify=notify, guide=guide)
         handle.owner = self
         return handle
@@ -354,25 +351,18 @@ class LLM:
         self.close()
 
     def _finish(self, handles: list[Handle], progress: bool) -> None:
-        with Bar(len(handles), progress) as bar:
+        with progress_bar(len(handles)) if progress else nullcontext() as show:
             for handle in handles:
                 while not handle.done:
                     self.engine.step()
-                    if progress:
-                        bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
+                    if show is not None:
+                        show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
 
-    def _prepare(
-        self,
-        prompt: Any,
-        params: SamplingParams,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        session: int | None = None,
-    ) -> Request:
+    def _prepare(self, prompt: Any, params: SamplingParams, **fields: Any) -> Request:
+        """fields: others of the request."""
         params.check_model(self.vocabulary, has_text=self.tokenizer is not None)
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers, read_by(self.model))
         ids = encode(prompt, self.tokenizer, self.vocabulary)
-        return self.engine.prepare(ids, params, given, priority, deadline, salt, session)
+        return self.engine.prepare(ids, params, given=given, **fields)

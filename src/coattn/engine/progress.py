@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
-class Bar:
-    """`with Bar(requests, shown) as bar: bar.show(done, tokens)`. Does nothing unless it is to be shown."""
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[int, int], object]]:
+    """Of so many requests -> `show(done, tokens)`: finished requests, and new tokens so far."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, total: int, shown: bool) -> None:
-        self._total, self._shown = total, shown
-        self._progress: Any = None
-
-    def __enter__(self) -> Bar:
-        if self._shown:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, {task.fields[tokens]:,} tokens"))
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
-            self._task = self._progress.add_task("generating", total=self._total, tokens=0)
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def show(self, done: int, tokens: int) -> None:
-        """done: finished requests; tokens: new tokens so far."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done, tokens=tokens)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, {task.fields[tokens]:,} tokens"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("generating", total=total, tokens=0)
+        yield lambda done, tokens: bar.update(task, completed=done, tokens=tokens)

@@ -73,6 +73,12 @@ class Request:
     ended: float | None = None
 
     @property
+    def in_slot(self) -> int:
+        """Its slot, which it has while it runs."""
+        assert self.slot is not None
+        return self.slot
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Its place in line: by priority, then by arrival."""
         return self.priority, self.id

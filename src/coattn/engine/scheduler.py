@@ -7,11 +7,10 @@ from bisect import insort
 from collections.abc import Callable, Collection
 
 from coattn.engine.admission import Admission
-from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.chunk_policy import ChunkPolicy, StepTimer
 from coattn.engine.prefill_queue import PrefillQueue
 from coattn.engine.request import Request
 from coattn.engine.scheduler_output import Decode, Extend, Forward, Mixed, Refuse, Work
-from coattn.engine.step_timer import StepTimer
 from coattn.engine.store.sequence_store import SequenceStore
 
 HEADROOM_TOKENS = 64

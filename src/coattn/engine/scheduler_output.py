@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coattn.engine.request import Request
@@ -65,14 +64,3 @@ class Refuse:
 Forward = Extend | Decode | Mixed
 """Work that is one forward call."""
 Work = Forward | Refuse
-
-
-def rows(requests: Sequence[Request]) -> tuple[list[int], list[int], list[int]]:
-    """Of requests that decode: their slots, what goes in next, and what is stored."""
-    slots, tokens, history = [], [], []
-    for request in requests:
-        assert request.slot is not None
-        slots.append(request.slot)
-        tokens.append(request.output[-1] if request.output else request.prompt[-1])
-        history.append(request.stored)
-    return slots, tokens, history

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
-from coattn.engine.protocols import SessionHost
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.params import SamplingParams
-from coattn.engine.session_file import SAVED_HINT
+from coattn.engine.session_file import SAVED_HINT, Sessions
+from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import ConfigError, InputError, SessionBusyError
+from coattn.method.row import Composed
 
 Messages = list[dict[str, Any]]
+
+
+class SessionHost(Protocol):
+    """Runs the turns of sessions: see `LLM`."""
+
+    engine: Engine
+    store: SequenceStore
+    sessions: Sessions
+    composed: Composed
+    tokenizer: Any
+    vocabulary: int
+    max_length: int
+
+    @property
+    def submit(self) -> Callable[..., Handle]:
+        """Puts a turn in line."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the model and its tokenizer are."""
+
+    def forget_session(self, session: object) -> None:
+        """A session was closed."""
 
 
 class Session:
