@@ -13,7 +13,7 @@ from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, Chu
 from coattn.engine.request import Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Decode, Extend
+from coattn.engine.scheduler_output import Forward
 from coattn.errors import ConfigError
 
 
@@ -36,12 +36,13 @@ class World:
 
     def step(self) -> bool:
         work = self.scheduler.next()
-        assert isinstance(work, Extend | Decode | None)
+        assert isinstance(work, Forward | None)
         if work is None:
             return False
-        if isinstance(work, Extend):
-            self.now += self.token * (work.end - work.request.stored)
-            finished = [work.request] if work.last else []
+        if work.chunks:
+            (chunk,) = work.chunks
+            self.now += self.token * chunk.size
+            finished = [chunk.request] if chunk.last else []
         else:
             self.now += self.decode
             if self._last is not None:

@@ -326,15 +326,13 @@ def test_speeds_follow_what_was_measured() -> None:
     speed = PromptSpeed()
     assert not speed.known
     for start in range(0, 8000, 1000):
-        speed.add(start, start + 1000)
-        speed.tick(1000 * (1e-3 + 1e-6 * (start + 500)), waited=True)
+        speed.note([(start, start + 1000)], 1000 * (1e-3 + 1e-6 * (start + 500)), waited=True)
     assert speed.seconds(0, 1000) == pytest.approx(1000 * (1e-3 + 0.5e-3), rel=1e-6)
     assert speed.seconds(9000, 10000) == pytest.approx(1000 * (1e-3 + 9.5e-3), rel=1e-6)
     late = PromptSpeed()
-    late.add(0, 100)
-    late.tick(1.0, waited=False)  # the device goes on
+    late.note([(0, 100)], 1.0, waited=False)  # the device goes on
     assert not late.known
-    late.tick(1.0, waited=True)
+    late.note([], 1.0, waited=True)
     assert late.seconds(0, 100) == pytest.approx(2.0)
     reads = DiskSpeed()
     reads.note(0, 5.0)

@@ -23,7 +23,7 @@ from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Decode, Forward, Refuse
+from coattn.engine.scheduler_output import Forward, Refuse
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
@@ -187,7 +187,7 @@ class Engine:
             self._note_step(spans, begun, waited=False)
             return
         handles = self._handles(drawing)
-        drawn = self._draw(logits, handles, self.runner.best if isinstance(work, Decode) else None)
+        drawn = self._draw(logits, handles, None if work.chunks else self.runner.best)
         self._note_step(spans, begun, waited=True)
         for handle, each in drawn:
             try:
@@ -205,7 +205,7 @@ class Engine:
         self._flush()  # of the step before: the layer after it has been launched, so the GPU is at work
         requests = self.scheduler.passed(tokens)
         while requests:
-            self._do(Decode(requests), inside=True)
+            self._do(Forward(requests=requests), inside=True)
             self.counts["between_steps"] += 1
             requests = self.scheduler.waiting_for_token() if self.chunk_policy.unsure else ()
 
@@ -245,11 +245,11 @@ class Engine:
         decoding = tuple(request for request in work.requests if request.slot is not None)
         if torn or work.chunks:
             if decoding:
-                self._do(Decode(decoding), inside)
+                self._do(Forward(requests=decoding), inside)
             return
         for request in decoding:
             if request.slot is not None:  # else another has needed its memory since
-                self._do(Decode((request,)), inside)
+                self._do(Forward(requests=(request,)), inside)
 
     def _restart_torn(self, everyone: list[Request], error: Exception) -> bool:
         """Those of whom a failed step has left too little read their text again; one that it keeps happening to fails.
@@ -272,8 +272,8 @@ class Engine:
 
     def _note_step(self, spans: Sequence[tuple[int, int]], begun: float, waited: bool) -> None:
         """A step is over that has read these tokens of prompts. waited: whether anybody waited for the device."""
-        if self.store is not None:
-            self.store.note_step(spans, begun, waited)
+        if self.store is not None and self.store.disk is not None:
+            self.store.disk.note_step(spans, begun, waited)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
         if drawn.error is not None:

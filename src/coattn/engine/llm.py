@@ -26,7 +26,7 @@ from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
-from coattn.engine.store.config import DiskConfig
+from coattn.engine.store.disk import DiskConfig
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import InputError
 from coattn.hf.architectures import activation_dtype
@@ -208,15 +208,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The answer to one prompt in parts, one for each token. Stopping early cancels the request."""
-        handle = self.submit(prompt, params)
-
-        def parts() -> Iterator[RequestOutput]:
-            try:
-                yield from handle
-            finally:
-                handle.cancel()
-
-        return parts()
+        return self.submit(prompt, params).stream()
 
     def submit(
         self,

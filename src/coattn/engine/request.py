@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coattn.engine.sampling.params import SamplingParams
-from coattn.engine.store.cursor import PrefixCursor
+from coattn.engine.store.prefix import PrefixCursor
 from coattn.errors import CoattnError
 from coattn.hf.prefilled import Prefilled
 from coattn.parts.select.audit import Tally
@@ -144,29 +144,3 @@ class RequestOutput:
         if self.total_s is None or self.first_token_s is None or self.new_tokens < 2:
             return None
         return (self.new_tokens - 1) / max(self.total_s - self.first_token_s, 1e-9)
-
-
-def output_of(
-    request: Request, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
-) -> RequestOutput:
-    """The state of `request` as an output with these contents."""
-
-    def since(mark: float | None) -> float | None:
-        return None if mark is None else mark - request.arrived
-
-    return RequestOutput(
-        request.id,
-        text,
-        token_ids,
-        logprobs,
-        request.finish_reason,
-        request.error,
-        len(request.prompt),
-        max(0, len(request.output) - len(request.params.feed)),
-        request.preemptions,
-        request.cached or 0,
-        since(request.started),
-        since(request.first),
-        since(request.ended),
-        request.audit() if request.finished else None,
-    )

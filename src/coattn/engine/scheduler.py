@@ -10,7 +10,7 @@ from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy, StepTimer
 from coattn.engine.prefill_queue import PrefillQueue
 from coattn.engine.request import Request
-from coattn.engine.scheduler_output import Decode, Extend, Forward, Mixed, Refuse, Work
+from coattn.engine.scheduler_output import Forward, Refuse
 from coattn.engine.store.sequence_store import SequenceStore
 
 HEADROOM_TOKENS = 64
@@ -56,7 +56,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_rank)
 
-    def next(self) -> Work | None:
+    def next(self) -> Forward | Refuse | None:
         """The next thing to do; None when nobody is here."""
         self._admit()
         while self.running:
@@ -91,7 +91,7 @@ class Scheduler:
         """Who can get a token in the middle of a chunk: nobody has to give way for it."""
         busy = self._busy()
         found = tuple(request for request in self.running if request.decodes and request.slot not in busy)
-        return found if self.admission.excess(_growth(Decode(found))) is None else ()
+        return found if self.admission.excess(_growth(Forward(requests=found))) is None else ()
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its memory back."""
@@ -146,7 +146,7 @@ class Scheduler:
             hit, request.slot = None, min(self._slots)
             if self.store is not None:
                 hit = self.store.lookup(request)
-                request.slot = self.store.choose_slot(hit, self._slots)
+                request.slot = self.store.slots.choose(hit, self._slots)
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()
@@ -171,9 +171,9 @@ class Scheduler:
         decoding = ready if ready or readers else decoding
         if not decoding:
             self.timer.clear()
-        return (self._read(readers, decoding) if readers else None) or Decode(decoding)
+        return (self._read(readers, decoding) if readers else None) or Forward(requests=decoding)
 
-    def _read(self, readers: list[Request], decoding: tuple[Request, ...]) -> Extend | Mixed | None:
+    def _read(self, readers: list[Request], decoding: tuple[Request, ...]) -> Forward | None:
         """What comes next of prompts, with a token for those that decode where steps are mixed; None: they come
         first."""
         between = self.chunk_policy.layers > 1  # decode steps run between the layers of chunks
@@ -186,13 +186,13 @@ class Scheduler:
                 return None
             if self.chunk_policy.fixed is not None:
                 self._prompts.note(chunks[0], readers)
-            return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
+            return Forward(chunks, rows)
         chunk = self._prompts.chunk(self._prompts.next(readers) if apart is None else apart, budget)
         late = self.timer.late(chunk.size) if between else self.timer.spent + chunk.size > budget
         if not budget or (decoding and self.timer.spent and late):
             return None
         self._prompts.note(chunk, readers)
-        return chunk
+        return Forward((chunk,))
 
 
 def _growth(work: Forward) -> list[tuple[int, int]]:

@@ -9,8 +9,8 @@ from coattn.errors import BudgetError
 
 
 @dataclass(frozen=True, slots=True)
-class Extend:
-    """Store the tokens of `request` up to `end`. Only the last chunk is followed by a new token."""
+class PromptChunk:
+    """The tokens of `request` up to `end`, which are to be stored. Only the last chunk is followed by a new token."""
 
     request: Request
     end: int
@@ -24,33 +24,13 @@ class Extend:
         """Tokens that are read."""
         return self.end - self.request.stored
 
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """Those that decode: none."""
-        return ()
-
-    @property
-    def chunks(self) -> tuple[Extend, ...]:
-        return (self,)
-
 
 @dataclass(frozen=True, slots=True)
-class Decode:
-    """One token for each of these."""
+class Forward:
+    """One forward call: chunks of prompts, and one token for each of `requests`."""
 
-    requests: tuple[Request, ...]
-
-    @property
-    def chunks(self) -> tuple[Extend, ...]:
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """Chunks of several prompts, and one token for each of `requests`, in one forward call."""
-
-    chunks: tuple[Extend, ...]
-    requests: tuple[Request, ...]
+    chunks: tuple[PromptChunk, ...] = ()
+    requests: tuple[Request, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +39,3 @@ class Refuse:
 
     request: Request
     error: BudgetError
-
-
-Forward = Extend | Decode | Mixed
-"""Work that is one forward call."""
-Work = Forward | Refuse

@@ -98,31 +98,22 @@ class Session:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The same in parts. Stopping early ends the answer there; what it has so far is part of the conversation."""
-        handle = self.submit(prompt, params)
-
-        def parts() -> Iterator[RequestOutput]:
-            try:
-                yield from handle
-            finally:
-                handle.cancel()
-
-        return parts()
+        return self.submit(prompt, params).stream()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Handle:
         """The same as a handle; options are those of `LLM.submit`."""
         with self._lock:
             self._begin_turn()
-            (one,) = found if len(found := split(prompt)) == 1 else (None,)
-            if one is None:
-                raise InputError(f"There are {len(found)} prompts, but a turn is one.", "Ask one after the other.")
-            ids, messages, text = self._follow(one)
-            return self._begin(ids, params, messages, text, options)
+            prompts = split(prompt)
+            if len(prompts) != 1:
+                raise InputError(f"There are {len(prompts)} prompts, but a turn is one.", "Ask one after the other.")
+            return self._begin(*self._follow(prompts[0]), params, options)
 
     def submit_whole(self, ids: Sequence[int], params: SamplingParams | None = None, **options: Any) -> Handle:
         """A turn by the tokens of the whole conversation: what they have in common with the stored is not read."""
         with self._lock:
             self._begin_turn()
-            return self._begin(list(ids), params, [], "", options)
+            return self._begin(list(ids), [], "", params, options)
 
     def reset(self) -> None:
         """Forgets the conversation; what is saved stays."""
@@ -183,7 +174,7 @@ class Session:
         self.close()
 
     def _begin(
-        self, ids: list[int], params: SamplingParams | None, messages: Messages, text: str, options: dict[str, Any]
+        self, ids: list[int], messages: Messages, text: str, params: SamplingParams | None, options: dict[str, Any]
     ) -> Handle:
         handle = self.llm.submit(ids, params, salt=self.salt, session=self.number, **options)
         self._turn = handle, messages, text
@@ -269,14 +260,14 @@ class Session:
             (self.llm.store.close if closes else self.llm.store.drop)(self.number)
 
 
-def _ids(found: torch.Tensor, vocabulary: int) -> list[int]:
+def _ids(given: torch.Tensor, vocabulary: int) -> list[int]:
     """Raises InputError for what is not token ids."""
-    ids = found.tolist() if found.ndim == 1 and not found.is_floating_point() else [-1]
+    ids = given.tolist() if given.ndim == 1 and not given.is_floating_point() else [-1]
     if not all(0 <= token < vocabulary for token in ids):
         raise InputError("its tokens are not the model's")
     return ids
 
 
-def _plain(found: Any) -> Any:
+def _plain(given: Any) -> Any:
     """As it comes back from JSON."""
-    return json.loads(json.dumps(found, sort_keys=True, default=str))
+    return json.loads(json.dumps(given, sort_keys=True, default=str))

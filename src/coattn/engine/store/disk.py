@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +20,46 @@ from coattn.cache import available
 from coattn.cache.ledger import PLACE
 from coattn.engine.store.blocks import StoredBlocks
 from coattn.engine.store.files import READER_THREADS, SUFFIX, FileCache, Loaded, Tensors
+from coattn.engine.store.keys import FORMAT, digest
 from coattn.engine.store.sealed import explain
 from coattn.engine.store.speed import DiskSpeed, PromptSpeed
-from coattn.errors import BudgetError
+from coattn.errors import BudgetError, ConfigError
+from coattn.hf.fingerprint import config_fingerprint, read_by
+from coattn.types import LayerShape
+from coattn.units import as_folder, parse_bytes
 
+LIMIT_BYTES = 16 << 30
+"""Most bytes of the files, unless said."""
 LOAD_BYTES = 64 << 20
 """That are read before it is decided again; they lie in DRAM outside the budgets until they are stored."""
 
 log = logging.getLogger("coattn")
+
+
+@dataclass(frozen=True)
+class DiskConfig:
+    """A folder, or None, and the most bytes of its files."""
+
+    folder: Path | None
+    limit: int
+
+    @staticmethod
+    def of(disk: str | Path | None, memory: int | float | str | None) -> DiskConfig:
+        """Raises ConfigError for what does not go together."""
+        limit = parse_bytes(memory, "disk_memory")
+        if disk is None and memory is not None:
+            raise ConfigError("disk_memory is given, but no folder for it.", "Give disk as well, or leave it out.")
+        return DiskConfig(as_folder("disk", disk), LIMIT_BYTES if limit is None else limit)
+
+    def key(self, model: Any, layers: Sequence[LayerShape]) -> bytes:
+        """The fingerprint of a model, by which what is stored of it is known."""
+        # files outlast the process, and may meet a model of the same configuration with other weights
+        known_by = config_fingerprint(model) if self.folder is None else read_by(model)
+        return digest(FORMAT, known_by, repr([shape.mark for shape in layers]))
+
+    def open(self, key: bytes) -> FileCache | None:
+        """The caller closes it."""
+        return None if self.folder is None else FileCache(self.folder, self.limit, {"model": key.hex()})
 
 
 @dataclass
@@ -55,32 +88,27 @@ class DiskPrefixCache:
 
     def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
         """A step that began at `start` has read tokens of prompts. waited: whether anybody waited for the device."""
-        for span in spans:
-            self.prompts.add(*span)
         on_gpu = torch.cuda.is_available()  # without a GPU a step is over when its call is
         if not waited and not self.prompts.known and on_gpu:
             torch.cuda.synchronize()
             waited = True
-        self.prompts.tick(time.perf_counter() - start, waited or not on_gpu)
+        self.prompts.note(spans, time.perf_counter() - start, waited or not on_gpu)
 
     def spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
         """Nodes, each `(key, number, blocks)`, are about to leave memory: those that would be read sooner than computed
         are written if they can be."""
+        size, block = self._blocks.block_bytes, self.block
         try:
-            self._spill(nodes)
+            nodes = [each for each in nodes if self.pays(size, each[1] * block, (each[1] + 1) * block)]
+            new = [each for each in nodes if each[0] not in self]
+            tensors = self._blocks.read(list(zip(*(ids for _, _, ids in new), strict=True)))
+            for i, (key, number, _) in enumerate(new):
+                # a copy of its own: the queue must not keep the others' memory
+                self.files.put(_name(key), {name: x[i : i + 1].clone() for name, x in tensors.items()}, number)
+            self.files.touch([_name(key) for key, _, _ in reversed(nodes)])
         except Exception as error:  # their room is needed, whatever fails here
             log.warning("Blocks cannot be put on disk: %s.", explain(error))
             self.counts["failed"] += 1
-
-    def _spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
-        block = self.block
-        nodes = [each for each in nodes if self.pays(self._blocks.block_bytes, each[1] * block, (each[1] + 1) * block)]
-        new = [each for each in nodes if each[0] not in self]
-        tensors = self._blocks.read(list(zip(*(ids for _, _, ids in new), strict=True)))
-        for i, (key, number, _) in enumerate(new):
-            # a copy of its own: the queue must not keep the others' memory
-            self.files.put(_name(key), {name: x[i : i + 1].clone() for name, x in tensors.items()}, number)
-        self.files.touch([_name(key) for key, _, _ in reversed(nodes)])
 
     def look(self, keys: Sequence[bytes], first: int) -> DiskRead | bool | None:
         """Whether the blocks `keys`, of which `first` is the number of the first, are brought back.
@@ -144,13 +172,11 @@ class DiskPrefixCache:
     def takes(self, size: int, tokens: int) -> bool:
         """Whether a sequence of so many bytes may be parked: it is not read again sooner, and there is room for its
         file, and in DRAM for the copy that is written."""
-        if not self.pays(size, 0, tokens) or not self.files.takes_private(size):
-            return False
         try:
             available.require(size, "A parked sequence", PLACE["host"])
         except BudgetError:
             return False
-        return True
+        return self.pays(size, 0, tokens) and self.files.takes_private(size)
 
     def park(self, tensors: Tensors) -> str | None:
         """A sequence is written -> the name of its file; None: there is no room."""

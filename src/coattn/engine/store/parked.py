@@ -13,9 +13,8 @@ from torch import Tensor
 from coattn.cache import available
 from coattn.cache.block_table import BlockTable
 from coattn.cache.ledger import PLACE
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import EvictionOrder, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
-from coattn.engine.store.eviction import EvictionOrder
 from coattn.engine.store.files import Loaded
 from coattn.engine.store.prefix import PrefixCache, PrefixNode
 from coattn.engine.store.sealed import explain

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from coattn.engine.request import Request
-from coattn.engine.store.blockers import resume_blocker, sharing_blocker
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import EvictionOrder, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
-from coattn.engine.store.eviction import EvictionOrder
 from coattn.engine.store.files import FileCache
-from coattn.engine.store.hit import Hit
 from coattn.engine.store.keys import common_tokens
 from coattn.engine.store.parked import ParkedStore, ParkKey
 from coattn.engine.store.prefix import PrefixCache
 from coattn.engine.store.sequence import ParkedSequence, unpack
-from coattn.engine.store.sharing import PrefixSharing
-from coattn.engine.store.slots import SlotAssignment
+from coattn.engine.store.sharing import PrefixSharing, resume_blocker
+from coattn.engine.store.slots import Hit, SlotAssignment
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -47,13 +44,12 @@ class SequenceStore:
         self._resumes = resume_blocker(runtime) is None
         self._blocks, self._order = StoredBlocks(runtime), EvictionOrder()
         self.tables = self._blocks.tables
-        blocker = sharing_blocker(runtime) if shares else "it was switched off"
         block = runtime.groups[-1].cache.block
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self._slots = SlotAssignment(runtime, self.tables, self.counts)
-        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self._slots, model, blocker, self.counts)
+        self.slots = SlotAssignment(runtime, self.tables, self.counts)
+        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self.slots, model, shares, self.counts)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
         self._takes_back = not runtime.composed.exact and not whole
@@ -81,10 +77,6 @@ class SequenceStore:
         keys = (_own(request), ("session", _session(request)))
         return all(self.parked.loaded(self.parked.get(key), wait) for key in keys)
 
-    def choose_slot(self, hit: Hit, free: Sequence[int]) -> int:
-        """The free slot in whose window most of a hit still is; else the one that was left first."""
-        return self._slots.choose(hit, free)
-
     def attach(self, request: Request, hit: Hit) -> None:
         """A request has got an empty slot: it begins with what is stored. If that fails, it reads its tokens."""
         if request.given is not None and not request.given.transferred:
@@ -104,10 +96,10 @@ class SequenceStore:
         if self.sharing.blocker is not None:
             return readers
         while True:
-            found = self._readable(readers)
+            ready = self._readable(readers)
             loads = [request.cursor.load for request in readers if request.cursor and request.cursor.load]
-            if found or not wait or not loads:
-                return found
+            if ready or not wait or not loads:
+                return ready
             futures.wait([load.future for load in loads], return_when=futures.FIRST_COMPLETED)
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
@@ -115,10 +107,6 @@ class SequenceStore:
         if self.parked.get(("session", _session(request))) is not None:
             return {}
         return self.sharing.shared_bytes(request)
-
-    def stored_tokens(self, tokens: Sequence[int], salt: bytes) -> int:
-        """Tokens of a text that are stored now, from any thread: a moment later it may be fewer."""
-        return self.sharing.stored_tokens(tokens, salt)
 
     def note_read(self, request: Request, start: int) -> None:
         """A request has read tokens from `start` on."""
@@ -129,11 +117,6 @@ class SequenceStore:
                 cursor.shareable_tokens = request.stored
             self.sharing.publish(request)
 
-    def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
-        """A step that began at `start` has read tokens `first .. last` of prompts: see `DiskPrefixCache`."""
-        if self.disk is not None:
-            self.disk.note_step(spans, start, waited)
-
     def release(self, request: Request, whole: bool = True) -> None:
         """A request is about to lose its slot. What it stored stays for others, and for its session.
 
@@ -142,7 +125,7 @@ class SequenceStore:
         cursor = request.cursor
         if cursor is None:
             return
-        if request.finish_reason != "cancelled" and request.finished:
+        if request.finished and request.finish_reason != "cancelled":
             self._end_turn(request)
         if cursor.load is not None and self.disk is not None:
             self.disk.give_up(cursor.load)
@@ -242,10 +225,10 @@ class SequenceStore:
             return
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
         try:
-            self._slots.fill(slot, length, back.groups, step if left == length else None)
+            self.slots.fill(slot, length, back.groups, step if left == length else None)
             if left < length:
                 self.runtime.truncate(slot, length, left)
-                self._slots.announce(slot, left, step)
+                self.slots.announce(slot, left, step)
         except BaseException:
             self.parked.drop(back)
             raise
@@ -262,11 +245,11 @@ class SequenceStore:
 
     def _session_key(self, request: Request) -> ParkKey:
         """Of what a session has stored; where the request takes back a cancelled turn, of what it had before that."""
-        keys: list[ParkKey] = [("session", _session(request)), ("before", _session(request))]
-        now, before = map(self.parked.get, keys)
-        goes_on = now is not None and self._common(request, now) == len(now.tokens)
-        goes_back = before is not None and not goes_on and self._common(request, before) == len(before.tokens)
-        return keys[goes_back]
+        for kind in ("session", "before"):
+            parked = self.parked.get((kind, _session(request)))
+            if parked is not None and self._common(request, parked) == len(parked.tokens):
+                return kind, _session(request)
+        return "session", _session(request)
 
     def _common(self, request: Request, parked: ParkedSequence, own: bool = False) -> int:
         """Of a parked sequence, the tokens that the request has too, but for those that it reads in any case."""
@@ -296,9 +279,11 @@ class SequenceStore:
     def _end_turn(self, request: Request) -> None:
         """A turn is over. One that failed has changed nothing."""
         before = self.parked.take(("before", _session(request)))
-        if before is not None and request.error is not None and request.session in self._sessions:
+        if before is None:
+            return
+        if request.error is not None and request.session in self._sessions:
             self.parked.put(("session", _session(request)), before)
-        elif before is not None:
+        else:
             self.parked.drop(before)
 
     def _readable(self, readers: list[Request]) -> list[Request]:

@@ -11,17 +11,43 @@ from itertools import takewhile
 from coattn.cache.snapshot import Snapshot
 from coattn.engine.request import Request
 from coattn.engine.store.blocks import StoredBlocks
-from coattn.engine.store.cursor import PrefixCursor
 from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
-from coattn.engine.store.prefix import PrefixCache, PrefixNode
+from coattn.engine.store.prefix import PrefixCache, PrefixCursor, PrefixNode
 from coattn.engine.store.sealed import explain
 from coattn.engine.store.slots import SlotAssignment
 from coattn.errors import BudgetError
+from coattn.part import MOST
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
 log = logging.getLogger("coattn")
+
+
+def resume_blocker(runtime: Runtime) -> str | None:
+    """Why a sequence cannot come back to a slot; None where it can."""
+    for group in runtime.groups:
+        for part in (group.index, group.maintenance):
+            if not part.resumes:
+                return f"{part.axis} {part.name!r}: what it knows of a sequence is not in its blocks"
+    return None
+
+
+def sharing_blocker(runtime: Runtime) -> str | None:
+    """Why requests do not share; None where they do."""
+    lost = resume_blocker(runtime)
+    if lost is not None:
+        return lost
+    if runtime.prompts.blockwise is not None:
+        return "prompts are read in blocks of their own (prefill_block)"
+    for group in runtime.groups:
+        if group.maintenance.listens >= MOST:
+            return f"maintenance {group.maintenance.name!r}: it goes by all queries of a prompt"
+        reason = group.cache.gpu.unshared
+        if reason is not None:
+            sliding = group.cache.spec.shape.sliding_window is not None
+            return f"{'layers with a sliding window' if sliding else f'cache {group.cache.config.name!r}'}: {reason}"
+    return None
 
 
 class PrefixSharing:
@@ -35,13 +61,14 @@ class PrefixSharing:
         prefixes: PrefixCache,
         slots: SlotAssignment,
         model: bytes,
-        blocker: str | None,
+        shares: bool,
         counts: Counter[str],
     ) -> None:
-        """model: its fingerprint. counts: gets the tokens that are found after a request has begun."""
+        """model: its fingerprint. shares: whether requests share where they can. counts: gets the tokens that are found
+        after a request has begun."""
         self.runtime, self.model, self.prefixes = runtime, model, prefixes
         self._blocks, self._slots, self._counts = blocks, slots, counts
-        self.blocker = blocker
+        self.blocker = sharing_blocker(runtime) if shares else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
         self.exclusive = any(group.index.by_sequence for group in runtime.groups)

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from coattn.cache.block_table import BlockTable
 from coattn.cache.snapshot import Snapshot
-from coattn.engine.store.hit import Hit
-from coattn.engine.store.sequence import averages_of
+from coattn.engine.store.parked import ParkKey
+from coattn.engine.store.prefix import PrefixNode
+from coattn.engine.store.sequence import ParkedSequence, averages_of
 from coattn.step.runtime import Runtime
 from coattn.types import Step
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What is stored of a request's tokens: a parked sequence with its key; else a chain of nodes; or neither."""
+
+    key: ParkKey | None = None
+    parked: ParkedSequence | None = None
+    nodes: Sequence[PrefixNode] = ()
+
+    def newest(self, table: int, count: int) -> list[int]:
+        """The last blocks in a table, at most so many."""
+        if self.parked is not None:
+            return self.parked.groups[table].ids[-count:]
+        return [node.blocks[table] for node in self.nodes[-count:]]
 
 
 class SlotAssignment:
