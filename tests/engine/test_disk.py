@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.engine.rows import options
-from tests.engine.small import greedy, prompt, small, tokenizer
+from tests.engine.small import UNIT, flush, greedy, in_order, prompt, slow_prompts, small, tokenizer
 
 import coattn
 from coattn.engine.store import files as files_module
@@ -18,8 +18,6 @@ from coattn.engine.store.files import SUFFIX, FileCache
 from coattn.engine.store.speed import DiskSpeed, PromptSpeed
 from coattn.errors import ConfigError
 
-UNIT = 8 * 1 * 2 * 2 * 8 * 4
-"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
 PARAMS = greedy(4, ignore_eos=True)
 BUDGETS = {
     "full": {"gpu_kv": 14 * UNIT},
@@ -34,24 +32,11 @@ def engine(method: str, folder: Path | None, **more: Any) -> coattn.LLM:
     return coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
 
 
-def slow_prompts(llm: coattn.LLM) -> None:
-    """From now on prompts count as slow: a second a token."""
-    assert llm.store.disk is not None
-    llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
-
-
 def push_out(llm: coattn.LLM, seed: int = 50) -> None:
     """Other prompts take the room of what was stored."""
     for i in range(3):
         llm.generate(prompt(90, seed=seed + i), PARAMS)
-    assert llm.store.disk is not None
-    llm.store.disk.files.flush()
-
-
-def in_order(llm: coattn.LLM) -> None:
-    for table in llm.store.tables:
-        table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
+    flush(llm)
 
 
 @pytest.mark.parametrize("method", BUDGETS)

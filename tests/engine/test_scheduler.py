@@ -8,6 +8,7 @@ import pytest
 from tests.engine.memory import Blocks
 
 from coattn.engine.admission import Admission
+from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.request import Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
@@ -24,7 +25,7 @@ class Play:
 
     def __init__(self, gpu: int | None, host: int | None, slots: int, chunk: int) -> None:
         self.memory = Blocks(gpu, host)
-        self.scheduler = Scheduler(Admission(self.memory, 200), slots, chunk)
+        self.scheduler = Scheduler(Admission(self.memory, 200), slots, ChunkPolicy(chunk))
         self.slots, self.chunk = slots, chunk
         self.made: list[Request] = []
         self.ended: list[Request] = []

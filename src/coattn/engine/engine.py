@@ -36,8 +36,8 @@ FAULTS = 3
 class Engine:
     """Requests join and leave between steps. `submit` and cancelling are safe from any thread; so is `step`.
 
-    If a step fails, only the request that caused it fails. After an interrupt every request is
-    cancelled. In both cases the memory is free again before anything else runs.
+    If a step fails, only the request that caused it fails. After an interrupt every request is cancelled. In both cases
+    the memory is free again before anything else runs.
     """
 
     def __init__(
@@ -45,21 +45,14 @@ class Engine:
         runner: Runner,
         tokenizer: Any,
         *,
-        chunk: int | ChunkPolicy,
+        chunk_policy: ChunkPolicy,
+        store: SequenceStore,
         longest: int,
         ends: frozenset[int],
-        max_waiting: int | None = None,
-        store: SequenceStore | None = None,
-        mixes: bool = False,
-        tail: int = 0,
+        max_waiting: int | None,
     ) -> None:
-        """mixes: whether a step may hold chunks of several prompts and the tokens of those that decode.
-
-        tail: last tokens of a prompt that are read in one chunk.
-        """
-        self.runner, self.tokenizer, self.mixes, self.tail = runner, tokenizer, mixes, tail
-        self.store = store
-        self.chunk_policy = chunk if isinstance(chunk, ChunkPolicy) else ChunkPolicy(chunk)
+        """longest: tokens of a sequence at most. ends: the model's end tokens. max_waiting: see `RequestInbox`."""
+        self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
         self.longest, self.ends = longest, ends
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
@@ -89,11 +82,7 @@ class Engine:
         return request
 
     def submit(
-        self,
-        request: Request,
-        streams: bool,
-        notify: Callable[[], None] | None = None,
-        guide: Guide | None = None,
+        self, request: Request, streams: bool, notify: Callable[[], None] | None = None, guide: Guide | None = None
     ) -> Handle:
         """Puts a prepared request in line. streams: whether its handle keeps parts for iteration.
 
@@ -118,10 +107,6 @@ class Engine:
                 self._take_mail()
             finally:
                 self._lock.release()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until there is something to do, or for `timeout` seconds. False when there is still nothing."""
-        return self.inbox.wait(timeout)
 
     def step(self) -> bool:
         """Does one piece of work. False when there was none."""
@@ -218,17 +203,16 @@ class Engine:
     def _draw(self, logits: Tensor, handles: list[Handle], best: list[int] | None) -> list[tuple[Handle, Drawn]]:
         """A token for each. If drawing fails, only the request that caused it fails."""
         try:
-            return list(
-                zip(handles, self.sampler.draw(logits, [handle.draws for handle in handles], best), strict=True)
-            )
+            draws = [handle.draws for handle in handles]
+            return list(zip(handles, self.sampler.draw(logits, draws, best), strict=True))
         except Exception as error:
             if len(handles) == 1:
                 self._fail(handles, error)
                 return []
-        found = []
+        drawn = []
         for i, handle in enumerate(handles):
-            found += self._draw(logits[i : i + 1], [handle], None if best is None else best[i : i + 1])
-        return found
+            drawn += self._draw(logits[i : i + 1], [handle], None if best is None else best[i : i + 1])
+        return drawn
 
     def _take_apart(self, work: Forward, everyone: list[Request], error: Exception, inside: bool, again: bool) -> None:
         """Only the request that made a step fail fails: the step is tried once more, then each by itself."""
@@ -272,7 +256,7 @@ class Engine:
 
     def _note_step(self, spans: Sequence[tuple[int, int]], begun: float, waited: bool) -> None:
         """A step is over that has read these tokens of prompts. waited: whether anybody waited for the device."""
-        if self.store is not None and self.store.disk is not None:
+        if self.store.disk is not None:
             self.store.disk.note_step(spans, begun, waited)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
@@ -323,10 +307,9 @@ class Engine:
 
     def _expire(self) -> None:
         for late in self.inbox.late():
-            handle = self.inbox.live.get(late)
-            if handle is not None:
+            if late in self.inbox.live:
                 error = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
-                self._end(handle, "error", error)
+                self._end(self.inbox.live[late], "error", error)
 
     def _drop_everything(self, error: CoattnError | None = None) -> None:
         """Trusts nothing but the list of slots: whatever was interrupted may be half done.
@@ -336,8 +319,7 @@ class Engine:
         handles = self.inbox.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)
-        if self.store is not None:
-            self.store.clear()
+        self.store.clear()
         self.counts["preemptions"] += self.scheduler.preemptions
         self.scheduler = self._new_scheduler()
         self.sampler.forget()
@@ -349,9 +331,17 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        runner = self.runner
-        admission = Admission(runner, self.longest, runner.runtime.fullest)
-        return Scheduler(admission, runner.slots, self.chunk_policy, self.mixes, runner.busy, self.tail, self.store)
+        runner, runtime = self.runner, self.runner.runtime
+        mixes, blockwise = runtime.unmixed() is None, runtime.composed.blockwise
+        return Scheduler(
+            Admission(runner, self.longest, runtime.fullest),
+            runner.slots,
+            self.chunk_policy,
+            mixes,
+            runner.busy,
+            tail=0 if blockwise is None else blockwise.question,
+            store=self.store,
+        )
 
 
 def explain(error: Exception) -> CoattnError:

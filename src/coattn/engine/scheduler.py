@@ -30,13 +30,13 @@ class Scheduler:
         self,
         admission: Admission,
         slots: int,
-        chunk: int | ChunkPolicy,
+        policy: ChunkPolicy,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
         store: SequenceStore | None = None,
     ) -> None:
-        """admission: says what fits. chunk: prompt tokens between two decode steps, or who decides how many.
+        """admission: says what fits. policy: how many prompt tokens are read between two decode steps.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
@@ -44,8 +44,7 @@ class Scheduler:
         store: what is stored outside the slots.
         """
         self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
-        self.chunk_policy = chunk if isinstance(chunk, ChunkPolicy) else ChunkPolicy(chunk)
-        self.timer, self._prompts = StepTimer(self.chunk_policy), PrefillQueue(self.chunk_policy, tail)
+        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
@@ -128,10 +127,9 @@ class Scheduler:
 
     def _vacate(self, request: Request, whole: bool = True) -> None:
         """whole: what is stored of it is what its tokens say, and may be kept."""
-        assert request.slot is not None
         if self.store is not None:
             self.store.release(request, whole)
-        slot, stored = request.slot, request.stored
+        slot, stored = request.in_slot, request.stored
         request.slot, request.stored = None, 0
         self._slots.append(slot)
         self.admission.memory.forget(slot, stored)

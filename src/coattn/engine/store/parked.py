@@ -22,7 +22,7 @@ from coattn.engine.store.sequence import ParkedSequence, averages_of, pack, unpa
 from coattn.errors import BudgetError
 from coattn.step.runtime import Runtime
 
-ParkKey = tuple[str, int]
+ParkKey = tuple[str, int | None]
 """`("session", number)`; `("request", id)`; `("before", session)`: what it had before the turn that runs."""
 
 log = logging.getLogger("coattn")

@@ -65,7 +65,7 @@ class SequenceStore:
         """What is stored of a request's tokens. Changes nothing."""
         if request.given is not None and not request.given.transferred:
             return Hit()
-        for key in (_own(request), self._session_key(request)):
+        for key in (("request", request.id), self._session_key(request)):
             parked = self.parked.get(key)
             if parked is not None:
                 return Hit(key, parked)
@@ -74,14 +74,14 @@ class SequenceStore:
     def loaded(self, request: Request, wait: bool) -> bool:
         """Whether what a request would go on from is in memory by now, not on its way from the disk. wait: until it
         is."""
-        keys = (_own(request), ("session", _session(request)))
+        keys = (("request", request.id), ("session", request.session))
         return all(self.parked.loaded(self.parked.get(key), wait) for key in keys)
 
     def attach(self, request: Request, hit: Hit) -> None:
         """A request has got an empty slot: it begins with what is stored. If that fails, it reads its tokens."""
         if request.given is not None and not request.given.transferred:
             return
-        self._try(request, lambda: self._attach(request, hit))
+        self._try(self._attach, request, hit)
         self.sharing.cursor(request).first = request.cached is None
         if request.cached is None:
             request.cached = request.stored
@@ -104,7 +104,7 @@ class SequenceStore:
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
-        if self.parked.get(("session", _session(request))) is not None:
+        if self.parked.get(("session", request.session)) is not None:
             return {}
         return self.sharing.shared_bytes(request)
 
@@ -137,7 +137,7 @@ class SequenceStore:
 
     def forget(self, request: Request) -> None:
         """A request that lost its slot will not come back."""
-        self.parked.close(_own(request))
+        self.parked.close(("request", request.id))
 
     # sessions
 
@@ -194,8 +194,8 @@ class SequenceStore:
     def _attach(self, request: Request, hit: Hit) -> None:
         if hit.key is not None and hit.key[0] != "request":
             for kind in ("session", "before"):
-                if (kind, _session(request)) != hit.key:
-                    self.parked.close((kind, _session(request)))
+                if (kind, request.session) != hit.key:
+                    self.parked.close((kind, request.session))
         nodes = list(hit.nodes)
         if hit.key is not None:
             parked = self.parked.take(hit.key)
@@ -209,11 +209,10 @@ class SequenceStore:
 
         own: it is the request's own, which lost its slot.
         """
-        assert request.slot is not None
         back = self.parked.bring(parked)
         if back is None:
             return
-        block, slot, length = self.sharing.block, request.slot, len(back.tokens)
+        block, slot, length = self.sharing.block, request.in_slot, len(back.tokens)
         left = self._common(request, back, own)
         if left < length:
             left -= left % block
@@ -246,10 +245,10 @@ class SequenceStore:
     def _session_key(self, request: Request) -> ParkKey:
         """Of what a session has stored; where the request takes back a cancelled turn, of what it had before that."""
         for kind in ("session", "before"):
-            parked = self.parked.get((kind, _session(request)))
+            parked = self.parked.get((kind, request.session))
             if parked is not None and self._common(request, parked) == len(parked.tokens):
-                return kind, _session(request)
-        return "session", _session(request)
+                return kind, request.session
+        return "session", request.session
 
     def _common(self, request: Request, parked: ParkedSequence, own: bool = False) -> int:
         """Of a parked sequence, the tokens that the request has too, but for those that it reads in any case."""
@@ -265,41 +264,40 @@ class SequenceStore:
 
     def _park(self, request: Request) -> None:
         """What a request has stored is kept for it, or for the next turn of its session, where it can be."""
-        assert request.slot is not None
         assert request.cursor is not None
         if request.finished:
-            key: ParkKey = "session", _session(request)
+            key: ParkKey = "session", request.session
             wanted = request.session in self._sessions
         else:
-            key, wanted = _own(request), not self.runtime.midway(request.slot)
+            key, wanted = ("request", request.id), not self.runtime.midway(request.in_slot)
         if wanted and request.stored and self._resumes:
             tokens = request.tokens(0, request.stored)
-            self.parked.park(key, request.slot, tokens, request.cursor.shareable_tokens, request.cursor.nodes)
+            self.parked.park(key, request.in_slot, tokens, request.cursor.shareable_tokens, request.cursor.nodes)
 
     def _end_turn(self, request: Request) -> None:
         """A turn is over. One that failed has changed nothing."""
-        before = self.parked.take(("before", _session(request)))
+        before = self.parked.take(("before", request.session))
         if before is None:
             return
         if request.error is not None and request.session in self._sessions:
-            self.parked.put(("session", _session(request)), before)
+            self.parked.put(("session", request.session), before)
         else:
             self.parked.drop(before)
 
     def _readable(self, readers: list[Request]) -> list[Request]:
         disk = self.disk
         for request in readers if disk is not None else ():
-            self._try(request, lambda each=request: self.sharing.load(each, disk))  # type: ignore[misc, arg-type]
+            self._try(self.sharing.load, request, disk)
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
-            if not self._try(request, lambda each=request: self.sharing.must_wait(each, ahead)):  # type: ignore[misc]
+            if not self._try(self.sharing.must_wait, request, ahead):
                 ahead.append(request)
         return [each for each in readers if each in ahead and (each.cursor is None or each.cursor.load is None)]
 
-    def _try(self, request: Request, work: Callable[[], T]) -> T | None:
+    def _try(self, work: Callable[..., T], request: Request, given: object) -> T | None:
         """Whatever fails on the way from what is stored to a slot costs time alone: the request reads its text."""
         try:
-            return work()
+            return work(request, given)
         except Exception:
             log.warning("what is stored of a request cannot be used, so it is read again", exc_info=True)
             self._begin_afresh(request)
@@ -307,21 +305,10 @@ class SequenceStore:
 
     def _begin_afresh(self, request: Request) -> None:
         """A slot that got half of what is stored of a request is empty again, and the request looks for no more."""
-        assert request.slot is not None
         cursor, request.cursor, request.stored = request.cursor, None, 0
         self.counts["failed_reuse"] += 1
         if cursor is not None:
             self.prefixes.leave(cursor.nodes)
-        self.runtime.truncate(request.slot, 0, 0)
+        self.runtime.truncate(request.in_slot, 0, 0)
         cursor = self.sharing.cursor(request)
         cursor.read = cursor.refused = True
-
-
-def _own(request: Request) -> ParkKey:
-    """By which a request is known while it has no slot."""
-    return "request", request.id
-
-
-def _session(request: Request) -> int:
-    """The number of its session; -1, which no session has."""
-    return -1 if request.session is None else request.session

@@ -123,12 +123,11 @@ class PrefixSharing:
         """A request in an empty slot begins with stored blocks."""
         if not nodes:
             return
-        assert request.slot is not None
         cursor, tokens = self.cursor(request), len(nodes) * self.block
         self.prefixes.use(nodes)
         cursor.nodes, cursor.shareable_tokens = nodes, tokens
         kept = [Snapshot(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
-        self._slots.fill(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
+        self._slots.fill(request.in_slot, tokens, kept, Step(Phase.PREFILL, (request.in_slot,), (0,), (tokens,)))
         request.stored = tokens
 
     def must_wait(self, request: Request, ahead: Sequence[Request]) -> bool:
@@ -184,7 +183,6 @@ class PrefixSharing:
         cursor = request.cursor
         if self.blocker is not None or cursor is None:
             return
-        assert request.slot is not None
         end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
         if end <= len(cursor.nodes):
             return
@@ -192,22 +190,21 @@ class PrefixSharing:
         for b in range(len(cursor.nodes), end):
             node = self.prefixes.nodes.get(cursor.keys[b])
             if node is None:
-                blocks = [table.owned[request.slot][b] for table in self._blocks.tables]
+                blocks = [table.owned[request.in_slot][b] for table in self._blocks.tables]
                 node = self.prefixes.add(cursor.keys[b], blocks, b)
             elif self.exclusive:
                 return
             else:
                 self.prefixes.use((node,))
                 for table, i in zip(self._blocks.tables, node.blocks, strict=True):
-                    table.swap(request.slot, b, i)
+                    table.swap(request.in_slot, b, i)
             cursor.nodes.append(node)
 
     def _attach_again(self, request: Request, cursor: PrefixCursor) -> None:
         """More of a request's tokens is stored by now than when it began."""
-        assert request.slot is not None
         assert request.cached is not None
         before = request.stored // self.block * self.block
-        self.runtime.truncate(request.slot, request.stored, 0)
+        self.runtime.truncate(request.in_slot, request.stored, 0)
         self.prefixes.leave(cursor.nodes)
         cursor.nodes, request.stored = [], 0
         self.attach(request, self.match(request))
