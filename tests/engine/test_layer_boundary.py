@@ -13,7 +13,7 @@ from tests.engine.test_mixed import LENGTHS
 
 import coattn
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.scheduler_output import Forward
+from coattn.engine.request import Forward
 from coattn.errors import BudgetError
 from coattn.method.table import METHODS
 

@@ -10,10 +10,9 @@ from tests.engine.small import by_transformers, greedy, llm, prompt, small
 
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.request import Request
+from coattn.engine.request import Forward, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Forward
 
 LENGTHS = (30, 5, 90, 17, 61, 3)
 ROWS: list[tuple[str, dict[str, Any]]] = [

@@ -8,10 +8,9 @@ from tests.engine.memory import Boundless
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.prefill_queue import PrefillQueue
-from coattn.engine.request import Request
+from coattn.engine.request import Forward, PromptChunk, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Forward, PromptChunk
 
 
 def request(name: int, tokens: int) -> Request:

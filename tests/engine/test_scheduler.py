@@ -9,10 +9,9 @@ from tests.engine.memory import Blocks
 
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.request import Request
+from coattn.engine.request import Forward, PromptChunk, Refuse, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Forward, PromptChunk, Refuse
 from coattn.errors import BudgetError, InputError
 
 pytest.importorskip("hypothesis")

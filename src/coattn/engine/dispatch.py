@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from coattn.engine.request import Forward, PromptChunk
 from coattn.engine.runner.runner import Chunk, Runner
-from coattn.engine.scheduler_output import Forward, PromptChunk
 
 BoundaryHook = Callable[[int], Callable[[], None] | None]
 """A chunk of so many tokens is about to be read -> what to call between two of its layers."""

@@ -17,13 +17,12 @@ from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.dispatch import dispatch
 from coattn.engine.handle import Handle
 from coattn.engine.inbox import RequestInbox
-from coattn.engine.request import FinishReason, Request
+from coattn.engine.request import FinishReason, Forward, Refuse, Request
 from coattn.engine.runner.runner import Runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Forward, Refuse
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.request import Request
-from coattn.engine.scheduler_output import PromptChunk
+from coattn.engine.request import PromptChunk, Request
 
 
 class PrefillQueue:

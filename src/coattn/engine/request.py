@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and what comes out."""
+"""A request on its way through the engine: what it asks, the steps that it is in, and what comes out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.store.prefix import PrefixCursor
-from coattn.errors import CoattnError
+from coattn.errors import BudgetError, CoattnError
 from coattn.hf.prefilled import Prefilled
 from coattn.parts.select.audit import Tally
 
@@ -106,6 +106,39 @@ class Request:
         """Prompt and output as one sequence, from `start` to `end`."""
         border = len(self.prompt)
         return self.prompt[start:end] + self.output[max(0, start - border) : max(0, end - border)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The tokens of `request` up to `end`, which are to be stored. Only the last chunk is followed by a new token."""
+
+    request: Request
+    end: int
+
+    @property
+    def last(self) -> bool:
+        return self.end == self.request.total
+
+    @property
+    def size(self) -> int:
+        """Tokens that are read."""
+        return self.end - self.request.stored
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One forward call: chunks of prompts, and one token for each of `requests`."""
+
+    chunks: tuple[PromptChunk, ...] = ()
+    requests: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """This request runs alone and still does not fit."""
+
+    request: Request
+    error: BudgetError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy, StepTimer
 from coattn.engine.prefill_queue import PrefillQueue
-from coattn.engine.request import Request
-from coattn.engine.scheduler_output import Forward, Refuse
+from coattn.engine.request import Forward, Refuse, Request
 from coattn.engine.store.sequence_store import SequenceStore
 
 HEADROOM_TOKENS = 64

@@ -18,12 +18,9 @@ from coattn.engine.store.disk import DiskPrefixCache
 from coattn.engine.store.files import Loaded
 from coattn.engine.store.prefix import PrefixCache, PrefixNode
 from coattn.engine.store.sealed import explain
-from coattn.engine.store.sequence import ParkedSequence, averages_of, pack, unpack
+from coattn.engine.store.sequence import ParkedSequence, ParkKey, averages_of, pack, unpack
 from coattn.errors import BudgetError
 from coattn.step.runtime import Runtime
-
-ParkKey = tuple[str, int | None]
-"""`("session", number)`; `("request", id)`; `("before", session)`: what it had before the turn that runs."""
 
 log = logging.getLogger("coattn")
 

@@ -19,11 +19,10 @@ from coattn.engine.store.blocks import EvictionOrder, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
 from coattn.engine.store.files import FileCache
 from coattn.engine.store.keys import common_tokens
-from coattn.engine.store.parked import ParkedStore, ParkKey
+from coattn.engine.store.parked import ParkedStore
 from coattn.engine.store.prefix import PrefixCache
-from coattn.engine.store.sequence import ParkedSequence, unpack
+from coattn.engine.store.sequence import Hit, ParkedSequence, ParkKey, SlotAssignment, unpack
 from coattn.engine.store.sharing import PrefixSharing, resume_blocker
-from coattn.engine.store.slots import Hit, SlotAssignment
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 

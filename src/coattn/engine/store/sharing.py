@@ -15,7 +15,7 @@ from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.engine.store.prefix import PrefixCache, PrefixCursor, PrefixNode
 from coattn.engine.store.sealed import explain
-from coattn.engine.store.slots import SlotAssignment
+from coattn.engine.store.sequence import SlotAssignment
 from coattn.errors import BudgetError
 from coattn.part import MOST
 from coattn.step.runtime import Runtime
