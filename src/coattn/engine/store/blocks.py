@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Protocol
 
@@ -16,6 +17,18 @@ from coattn.step.runtime import Runtime
 
 BlockIds = Sequence[Sequence[int]]
 """Of each group of layers: blocks of its table, in order; none where its cache keeps no blocks for good."""
+
+
+@dataclass(eq=False, slots=True)
+class PrefixNode:
+    """One block of tokens, stored in one block of each table."""
+
+    key: bytes
+    blocks: tuple[int, ...]
+    number: int
+    """Blocks before it."""
+    users: int = 0
+    """Running and parked sequences that go through it."""
 
 
 class StoredBlocks:

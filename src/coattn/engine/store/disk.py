@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.engine.store.files import READER_THREADS, SUFFIX, FileCache, Loaded, Tensors
 from coattn.engine.store.keys import FORMAT, digest
 from coattn.engine.store.sealed import explain
@@ -94,18 +94,18 @@ class DiskPrefixCache:
             waited = True
         self.prompts.note(spans, time.perf_counter() - start, waited or not on_gpu)
 
-    def spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
-        """Nodes, each `(key, number, blocks)`, are about to leave memory: those that would be read sooner than computed
-        are written if they can be."""
+    def spill(self, nodes: Sequence[PrefixNode]) -> None:
+        """Nodes are about to leave memory: those that would be read sooner than computed are written if they can be."""
         size, block = self._blocks.block_bytes, self.block
         try:
-            nodes = [each for each in nodes if self.pays(size, each[1] * block, (each[1] + 1) * block)]
-            new = [each for each in nodes if each[0] not in self]
-            tensors = self._blocks.read(list(zip(*(ids for _, _, ids in new), strict=True)))
-            for i, (key, number, _) in enumerate(new):
+            nodes = [node for node in nodes if self.pays(size, node.number * block, (node.number + 1) * block)]
+            new = [node for node in nodes if node.key not in self]
+            tensors = self._blocks.read(list(zip(*(node.blocks for node in new), strict=True)))
+            for i, node in enumerate(new):
                 # a copy of its own: the queue must not keep the others' memory
-                self.files.put(_name(key), {name: x[i : i + 1].clone() for name, x in tensors.items()}, number)
-            self.files.touch([_name(key) for key, _, _ in reversed(nodes)])
+                own = {name: x[i : i + 1].clone() for name, x in tensors.items()}
+                self.files.put(_name(node.key), own, node.number)
+            self.files.touch([_name(node.key) for node in reversed(nodes)])
         except Exception as error:  # their room is needed, whatever fails here
             log.warning("Blocks cannot be put on disk: %s.", explain(error))
             self.counts["failed"] += 1
@@ -119,23 +119,23 @@ class DiskPrefixCache:
         if not keys or keys[0] not in self or keys[0] in self._coming or not self.prompts.known:
             return None
         self._finish_probe()
-        found = list(takewhile(self.__contains__, keys))
+        stored = list(takewhile(self.__contains__, keys))
         if not self.reads.known:
-            found = found[:READER_THREADS]
-        names, block = list(map(_name, found)), self.block
+            stored = stored[:READER_THREADS]
+        names, block = list(map(_name, stored)), self.block
         size = sum(self.files.size(name) or self._blocks.block_bytes for name in names)
-        if not self.pays(size, first * block, (first + len(found)) * block):
-            self.counts["refused_tokens"] += len(found) * block
+        if not self.pays(size, first * block, (first + len(stored)) * block):
+            self.counts["refused_tokens"] += len(stored) * block
             if self._probe is None:  # or a disk that was slow once would be so for ever
                 self._probe = self.files.load(names[:READER_THREADS])
             return False
         count = max(READER_THREADS, LOAD_BYTES // self._blocks.block_bytes)
         self.files.touch(names)  # what is brought back makes others leave, and these must not go for them
-        self._coming.add(found[0])
-        return DiskRead(found[:count], first, self.files.load(names[:count]))
+        self._coming.add(stored[0])
+        return DiskRead(stored[:count], first, self.files.load(names[:count]))
 
-    def store(self, read: DiskRead, known: Container[bytes]) -> list[tuple[bytes, int, tuple[int, ...]]]:
-        """What has come is stored in new blocks that are held, but for the `known` -> `(key, number, blocks)` of each.
+    def store(self, read: DiskRead, known: Container[bytes]) -> list[PrefixNode]:
+        """What has come is stored in new blocks that are held, but for the `known` -> a node for each, without users.
 
         Where it raises BudgetError or whatever storing fails with, nothing has changed.
         """
@@ -159,7 +159,7 @@ class DiskPrefixCache:
         ids = self._blocks.write(joined, [len(new)] * len(self._blocks.tables))
         self.files.touch(list(map(_name, read.keys)))
         self.counts["read_tokens"] += len(new) * self.block
-        return [(key, number, own) for (key, number, _), own in zip(new, zip(*ids, strict=True), strict=True)]
+        return [PrefixNode(key, own, number) for (key, number, _), own in zip(new, zip(*ids, strict=True), strict=True)]
 
     def give_up(self, read: DiskRead) -> None:
         """The request that waited for it is gone."""

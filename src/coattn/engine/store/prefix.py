@@ -8,20 +8,8 @@ from itertools import takewhile
 from typing import cast
 
 from coattn.cache.block_table import BlockTable
-from coattn.engine.store.blocks import EvictionOrder, StoredBlocks
+from coattn.engine.store.blocks import EvictionOrder, PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache, DiskRead
-
-
-@dataclass(eq=False, slots=True)
-class PrefixNode:
-    """One block of tokens, stored in one block of each table."""
-
-    key: bytes
-    blocks: tuple[int, ...]
-    number: int
-    """Blocks before it."""
-    users: int = 0
-    """Running and parked sequences that go through it."""
 
 
 @dataclass(eq=False)
@@ -89,7 +77,7 @@ class PrefixCache:
     def evict(self, count: int = 1, table: BlockTable | None = None) -> bool:
         nodes = cast("list[PrefixNode]", self._order.oldest(self, count))
         if self._disk is not None and nodes:
-            self._disk.spill([(node.key, node.number, node.blocks) for node in nodes])
+            self._disk.spill(nodes)
         for node in nodes:
             self._order.remove(node)
             del self.nodes[node.key]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from coattn.cache.block_table import BlockTable
 from coattn.cache.snapshot import Snapshot, blank_unused
-from coattn.engine.store.blocks import StoredBlocks
-from coattn.engine.store.prefix import PrefixNode
+from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.errors import InputError
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import Step

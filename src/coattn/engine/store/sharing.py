@@ -10,10 +10,10 @@ from itertools import takewhile
 
 from coattn.cache.snapshot import Snapshot
 from coattn.engine.request import Request
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
-from coattn.engine.store.prefix import PrefixCache, PrefixCursor, PrefixNode
+from coattn.engine.store.prefix import PrefixCache, PrefixCursor
 from coattn.engine.store.sealed import explain
 from coattn.engine.store.sequence import SlotAssignment
 from coattn.errors import BudgetError
@@ -166,7 +166,7 @@ class PrefixSharing:
                     disk.counts["failed"] += 1
                 cursor.refused = True
                 return
-            self.prefixes.adopt([PrefixNode(key, blocks, number) for key, number, blocks in new])
+            self.prefixes.adopt(new)
             found = self.prefixes.match(load.keys)
             if found:
                 self._attach_again(request, cursor)
