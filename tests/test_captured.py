@@ -11,7 +11,7 @@ import torch
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.hf.random_model import random_model
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS, find_method
@@ -57,6 +57,6 @@ def test_a_rule_that_is_not_captured_is_said_in_one_line(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "coattn"):
         model = random_model("tiny", torch.device("cuda"), torch.float32)
         with coattn.LLM((model, None), "oracle", max_length=64, budget=8) as llm:
-            assert type(llm.runner) is EagerRunner
+            assert type(llm.runner) is Runner
             assert "select 'oracle'" in llm.report()["not_captured"]
     assert sum("select 'oracle'" in record.message for record in caplog.records) == 1

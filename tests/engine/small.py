@@ -16,6 +16,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where the engine's tests run: recorded steps where there is a GPU, layer by layer elsewhere."""
 END = 256
 VOCAB = 260
+UNIT = 8 * 1 * 2 * 2 * 8 * 4
+"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
 
 
 def small(layers: int = 2, seed: int = 0) -> PreTrainedModel:
@@ -88,3 +90,39 @@ def _byte_letters() -> list[str]:
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def slow_prompts(engine: coattn.LLM) -> None:
+    """From now on prompts count as slow, a second a token: what is on disk is read whenever it can be."""
+    if engine.store.disk is not None:
+        engine.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+
+
+def flush(engine: coattn.LLM) -> None:
+    """What goes to the disk is there."""
+    assert engine.store.disk is not None
+    engine.store.disk.files.flush()
+
+
+def in_order(engine: coattn.LLM) -> None:
+    """Counts of blocks are right, and with nobody running all of them are free."""
+    for table in engine.store.tables:
+        table.check_integrity()
+    assert dict(engine.runner.free()) == engine.engine.scheduler.admission.capacity
+
+
+class Only:
+    """A guide that lets one text through, then the end token."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids, self.at = ids, 0
+
+    def mask(self) -> torch.Tensor:
+        token = self.ids[self.at] if self.at < len(self.ids) else END
+        flags = torch.zeros(-(-VOCAB // 32) * 32, dtype=torch.int64)
+        flags[token] = 1
+        words = (flags.view(-1, 32) << torch.arange(32)).sum(-1)
+        return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+    def accept(self, token: int) -> None:
+        self.at += 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.engine.only import Only
-from tests.engine.small import END, VOCAB, greedy, llm, prompt
+from tests.engine.small import END, VOCAB, Only, greedy, llm, prompt
 
 from coattn import SamplingParams
 from coattn.engine.sampling.logits import Adjust, Draws, unpack

@@ -7,13 +7,12 @@ import torch
 from tests.engine.memory import Boundless
 from tests.engine.small import llm
 
-from coattn.engine import step_timer as timing
+from coattn.engine import chunk_policy as timing
 from coattn.engine.admission import Admission
-from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, ChunkPolicy
-from coattn.engine.request import Request
+from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, ChunkConfig, ChunkPolicy
+from coattn.engine.request import Forward, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Decode, Extend
 from coattn.errors import ConfigError
 
 
@@ -36,12 +35,13 @@ class World:
 
     def step(self) -> bool:
         work = self.scheduler.next()
-        assert isinstance(work, Extend | Decode | None)
+        assert isinstance(work, Forward | None)
         if work is None:
             return False
-        if isinstance(work, Extend):
-            self.now += self.token * (work.end - work.request.stored)
-            finished = [work.request] if work.last else []
+        if work.chunks:
+            (chunk,) = work.chunks
+            self.now += self.token * chunk.size
+            finished = [chunk.request] if chunk.last else []
         else:
             self.now += self.decode
             if self._last is not None:
@@ -157,3 +157,41 @@ def test_no_fewer_than_the_least() -> None:
         budget = policy.budget(True)
         assert budget >= 512
         policy.note(budget, 0.04 + 1e-5 * budget)
+
+
+def test_configs_that_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Both chunk and target_ms"):
+        ChunkConfig(100, 50)
+    with pytest.raises(ConfigError, match="chunk is 0"):
+        ChunkConfig(0)
+    with pytest.raises(ConfigError, match="target_ms"):
+        ChunkConfig(None, 0)
+
+
+@pytest.mark.parametrize("layers", [None, 36])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_chunk_that_was_given_is_kept(on_gpu: bool, layers: int | None) -> None:
+    for exact in (False, True):
+        assert ChunkConfig(100).policy(exact, on_gpu, layers).fixed == 100
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "layers", "fixed", "most", "least"),
+    [
+        (False, None, 2048, 2048, MIN_CHUNK_TOKENS),
+        (True, None, 2048, 8192, FIRST_CHUNK_TOKENS),
+        (True, 36, 8192, 8192, MIN_CHUNK_TOKENS),
+    ],
+)
+def test_what_the_device_makes_of_nothing(on_gpu: bool, layers: int | None, fixed: int, most: int, least: int) -> None:
+    """An exact method follows the clock; what another forgets must not depend on it."""
+    exact, lossy = ChunkConfig().policy(True, on_gpu, layers), ChunkConfig().policy(False, on_gpu, layers)
+    assert (exact.fixed, lossy.fixed) == (None, fixed)
+    for policy in (exact, lossy):
+        assert (policy.most, policy.least, policy.layers) == (most, least, layers or 1)
+        assert (policy.tile > 1) is on_gpu
+
+
+def test_a_promise_may_need_small_chunks() -> None:
+    policy = ChunkConfig(target_ms=20).policy(False, True, None)
+    assert (policy.fixed, policy.target_s, policy.least) == (None, 0.02, MIN_CHUNK_TOKENS)

@@ -15,7 +15,7 @@ from tests.engine.small import DEVICE, greedy, prompt, small, tokenizer
 
 import coattn
 from coattn.engine.devices import Devices
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError, ConfigError, InputError
 
 TWO = [f"{DEVICE.type}:0"] * 2 if DEVICE.type == "cuda" else ["cpu:0", "cpu:1"]
@@ -220,7 +220,7 @@ def test_devices_by_name() -> None:
 @pytest.mark.parametrize("method", ROWS)
 def test_captured_in_two_graphs(method: str) -> None:
     with engine(method, ["cuda:0", "cuda:0"]) as llm:
-        assert type(llm.runner) is not EagerRunner
+        assert type(llm.runner) is not Runner
         assert llm.report()["captured"]
         got = answers(llm)
         assert all(len(made.stages) == 2 for made in llm.runner._captured.values())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.engine.rows import options
-from tests.engine.small import greedy, prompt, small, tokenizer
+from tests.engine.small import UNIT, flush, greedy, in_order, prompt, slow_prompts, small, tokenizer
 
 import coattn
 from coattn.engine.store import files as files_module
@@ -18,8 +18,6 @@ from coattn.engine.store.files import SUFFIX, FileCache
 from coattn.engine.store.speed import DiskSpeed, PromptSpeed
 from coattn.errors import ConfigError
 
-UNIT = 8 * 1 * 2 * 2 * 8 * 4
-"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
 PARAMS = greedy(4, ignore_eos=True)
 BUDGETS = {
     "full": {"gpu_kv": 14 * UNIT},
@@ -34,24 +32,11 @@ def engine(method: str, folder: Path | None, **more: Any) -> coattn.LLM:
     return coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
 
 
-def slow_prompts(llm: coattn.LLM) -> None:
-    """From now on prompts count as slow: a second a token."""
-    assert llm.store.disk is not None
-    llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
-
-
 def push_out(llm: coattn.LLM, seed: int = 50) -> None:
     """Other prompts take the room of what was stored."""
     for i in range(3):
         llm.generate(prompt(90, seed=seed + i), PARAMS)
-    assert llm.store.disk is not None
-    llm.store.disk.files.flush()
-
-
-def in_order(llm: coattn.LLM) -> None:
-    for table in llm.store.tables:
-        table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
+    flush(llm)
 
 
 @pytest.mark.parametrize("method", BUDGETS)
@@ -326,15 +311,13 @@ def test_speeds_follow_what_was_measured() -> None:
     speed = PromptSpeed()
     assert not speed.known
     for start in range(0, 8000, 1000):
-        speed.add(start, start + 1000)
-        speed.tick(1000 * (1e-3 + 1e-6 * (start + 500)), waited=True)
+        speed.note([(start, start + 1000)], 1000 * (1e-3 + 1e-6 * (start + 500)), waited=True)
     assert speed.seconds(0, 1000) == pytest.approx(1000 * (1e-3 + 0.5e-3), rel=1e-6)
     assert speed.seconds(9000, 10000) == pytest.approx(1000 * (1e-3 + 9.5e-3), rel=1e-6)
     late = PromptSpeed()
-    late.add(0, 100)
-    late.tick(1.0, waited=False)  # the device goes on
+    late.note([(0, 100)], 1.0, waited=False)  # the device goes on
     assert not late.known
-    late.tick(1.0, waited=True)
+    late.note([], 1.0, waited=True)
     assert late.seconds(0, 100) == pytest.approx(2.0)
     reads = DiskSpeed()
     reads.note(0, 5.0)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engine.only import Only
-from tests.engine.small import greedy, llm, prompt, small
+from tests.engine.small import Only, greedy, llm, prompt, small
 
 from coattn import SamplingParams
 from coattn.errors import ConfigError, InputError

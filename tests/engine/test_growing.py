@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.rows import options
-from tests.engine.small import DEVICE, END, VOCAB, greedy, prompt, small, tokenizer
+from tests.engine.small import DEVICE, END, UNIT, VOCAB, greedy, prompt, slow_prompts, small, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import coattn
 from coattn.errors import BudgetError
 
-UNIT = 8 * 1 * 2 * 2 * 8 * 4
-"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
 LONG = 768
 """Tokens of the long answers."""
 
@@ -98,8 +96,7 @@ def test_two_that_outgrow_dram_are_both_answered(method: str, disk: bool, tmp_pa
         want = [llm.generate(ids, params)[0].token_ids for ids in asked]
     budget = {"host_kv": 26 * UNIT, "disk": tmp_path if disk else None}
     with coattn.LLM((small(1), tokenizer()), method, **given, **budget) as llm:
-        if llm.store.disk is not None:
-            llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+        slow_prompts(llm)
         found = llm.generate(asked, params)
         assert [each.finish_reason for each in found] == ["length"] * 2
         report = llm.report()

@@ -13,7 +13,7 @@ from tests.engine.test_mixed import LENGTHS
 
 import coattn
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.scheduler_output import Decode, Extend
+from coattn.engine.request import Forward
 from coattn.errors import BudgetError
 from coattn.method.table import METHODS
 
@@ -108,12 +108,13 @@ class Layered(World):
 
     def step(self) -> bool:
         work = self.scheduler.next()
-        assert isinstance(work, Extend | Decode)
-        if isinstance(work, Decode):
+        assert isinstance(work, Forward)
+        if not work.chunks:
             self.decode_for(work.requests)
             return True
+        (chunk,) = work.chunks
         self.chunks += 1
-        size = work.end - work.request.stored
+        size = chunk.size
         for layer in range(self.chunk_policy.layers):
             requests = self.scheduler.passed(size) if layer else ()
             while requests:
@@ -121,9 +122,9 @@ class Layered(World):
                 requests = self.scheduler.waiting_for_token() if self.chunk_policy.unsure else ()
             self.now += self.token * size / self.chunk_policy.layers
         self.scheduler.done(work)
-        if work.last:
-            self.firsts.setdefault(work.request.id, self.now)
-            work.request.output.append(0)
+        if chunk.last:
+            self.firsts.setdefault(chunk.request.id, self.now)
+            chunk.request.output.append(0)
         return True
 
     def decode_for(self, requests: tuple[Any, ...]) -> None:
@@ -131,7 +132,7 @@ class Layered(World):
         if self._last is not None:
             self.gaps.append(self.now - self._last)
         self._last = self.now
-        self.scheduler.done(Decode(requests))
+        self.scheduler.done(Forward(requests=requests))
         for request in requests:
             request.output.append(0)
 

@@ -10,10 +10,9 @@ from tests.engine.small import by_transformers, greedy, llm, prompt, small
 
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.request import Request
+from coattn.engine.request import Forward, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Decode, Mixed
 
 LENGTHS = (30, 5, 90, 17, 61, 3)
 ROWS: list[tuple[str, dict[str, Any]]] = [
@@ -71,7 +70,7 @@ def test_decoding_never_waits_for_a_prompt() -> None:
     for i in range(3):
         scheduler.add(request(i, 10))
     first = scheduler.next()
-    assert isinstance(first, Mixed), "three short prompts in one step"
+    assert isinstance(first, Forward), "three short prompts in one step"
     assert [chunk.end for chunk in first.chunks] == [10, 10, 10]
     scheduler.done(first)
     for each in first.chunks:
@@ -79,10 +78,9 @@ def test_decoding_never_waits_for_a_prompt() -> None:
     scheduler.add(request(9, 5000))
     for _ in range(20):
         work = scheduler.next()
-        assert isinstance(work, Mixed | Decode)
+        assert isinstance(work, Forward)
         assert len(work.requests) == 3
-        if isinstance(work, Mixed):
-            assert sum(chunk.end - chunk.request.stored for chunk in work.chunks) <= 256
+        assert sum(chunk.size for chunk in work.chunks) <= 256
         scheduler.done(work)
         for one in work.requests:
             one.output.append(0)

@@ -10,14 +10,14 @@ import torch
 from tests.engine.small import small, tokenizer
 
 import coattn
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.errors import ConfigError
 from coattn.hf.fuse.fusion import Fusion
 
 pytest.importorskip("triton")
 
 
-class Fused(EagerRunner):
+class Fused(Runner):
     """Joins the projections' weights, as the runner of captured steps does, also without a GPU."""
 
     def __init__(self, session: Any, runtime: Any, slots: int, _sizes: Any) -> None:

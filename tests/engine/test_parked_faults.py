@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.engine.rows import options
-from tests.engine.small import greedy, prompt, small, tokenizer
+from tests.engine.small import UNIT, flush, greedy, in_order, prompt, slow_prompts, small, tokenizer
 
 import coattn
 from coattn.cache.blocks import BlockMemory
@@ -23,8 +23,6 @@ from coattn.engine.store import files, parked
 from coattn.engine.store.files import PRIVATE, FileCache
 from coattn.errors import BudgetError
 
-UNIT = 8 * 1 * 2 * 2 * 8 * 4
-"""Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
 PARAMS, TURN = greedy(4, ignore_eos=True), greedy(12, ignore_eos=True)
 BUDGETS = {"full": {"gpu_kv": 16 * UNIT}, "scout": {"host_kv": 16 * UNIT}}
 
@@ -32,15 +30,8 @@ BUDGETS = {"full": {"gpu_kv": 16 * UNIT}, "scout": {"host_kv": 16 * UNIT}}
 def engine(method: str, folder: Path | None = None, **more: Any) -> coattn.LLM:
     given = {"max_batch": 2, "max_length": 112, "chunk": 24, **options(method), **BUDGETS[method], **more}
     llm = coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
-    if llm.store.disk is not None:  # prompts count as slow: a second a token
-        llm.store.disk.prompts.seconds = lambda start, end: float(end - start)  # type: ignore[method-assign]
+    slow_prompts(llm)
     return llm
-
-
-def in_order(llm: coattn.LLM) -> None:
-    for table in llm.store.tables:
-        table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
 
 
 def give_all_back(llm: coattn.LLM) -> None:
@@ -191,8 +182,7 @@ def put_on_disk(llm: coattn.LLM) -> tuple[RequestOutput, FileCache]:
     (found,) = llm.generate(OTHERS[0], PARAMS)
     for i in range(3):
         llm.generate(prompt(90, seed=50 + i), PARAMS)
-    assert llm.store.disk is not None
-    llm.store.disk.files.flush()
+    flush(llm)
     return found, llm.store.disk.files
 
 
@@ -234,8 +224,7 @@ def test_a_session_whose_file_is_lost_reads_its_text_again(how: str, tmp_path: P
         assert first.token_ids == undisturbed("scout")[0][0]
         for each in OTHERS:
             llm.generate(each, PARAMS)
-        assert llm.store.disk is not None
-        llm.store.disk.files.flush()
+        flush(llm)
         (path,) = tmp_path.glob(PRIVATE + "*")
         data = bytearray(path.read_bytes())
         if how == "gone":
@@ -267,8 +256,7 @@ def test_a_session_that_the_disk_has_no_room_for_any_more_reads_its_text_again(t
         first = session.ask(TEXT, TURN)
         for i in range(8):
             llm.generate(prompt(96, seed=100 + i), PARAMS)
-        assert llm.store.disk is not None
-        llm.store.disk.files.flush()
+        flush(llm)
         assert llm.report()["disk"]["parked"] == 1
         assert not list(tmp_path.glob(PRIVATE + "*"))
         back = session.ask(MORE, TURN)
@@ -283,8 +271,7 @@ def test_a_session_that_comes_from_the_disk_leaves_steps_to_others(tmp_path: Pat
         assert session.ask(TEXT, TURN).token_ids == want[0]
         for i in range(3):
             llm.generate([prompt(96, seed=5 + 2 * i + j) for j in range(2)], PARAMS)
-        assert llm.store.disk is not None
-        llm.store.disk.files.flush()
+        flush(llm)
         assert list(tmp_path.glob(PRIVATE + "*"))
         stop = threading.Event()
         for _ in range(files.READER_THREADS):

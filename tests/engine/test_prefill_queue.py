@@ -8,10 +8,9 @@ from tests.engine.memory import Boundless
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.prefill_queue import PrefillQueue
-from coattn.engine.request import Request
+from coattn.engine.request import Forward, PromptChunk, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Extend, Mixed
 
 
 def request(name: int, tokens: int) -> Request:
@@ -24,11 +23,11 @@ def test_a_short_prompt_takes_half_of_what_a_long_one_has() -> None:
     scheduler.add(request(1, 40))
     scheduler.add(request(2, 600))
     work = scheduler.next()
-    assert isinstance(work, Mixed)
+    assert isinstance(work, Forward)
     assert [(chunk.request.id, chunk.end) for chunk in work.chunks] == [(0, 128), (1, 40), (2, 88)]
     alone = Scheduler(Admission(Boundless(), 1 << 20), 8, ChunkPolicy(None, None, most=256), mixes=True)
     alone.add(request(0, 5000))
-    assert alone.next() == Extend(alone.running[0], 256)
+    assert alone.next() == Forward((PromptChunk(alone.running[0], 256),))
 
 
 def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
@@ -38,8 +37,8 @@ def test_a_fixed_chunk_is_cut_where_it_would_be_cut_alone() -> None:
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     while any(r.stored < len(r.prompt) for r in (*scheduler.running, *scheduler.waiting)):
         work = scheduler.next()
-        assert isinstance(work, Extend | Mixed)
-        for chunk in (work,) if isinstance(work, Extend) else work.chunks:
+        assert isinstance(work, Forward)
+        for chunk in work.chunks:
             seen[chunk.request.id].append(chunk.end)
         scheduler.done(work)
         for r in scheduler.running:
@@ -57,10 +56,9 @@ def test_prompts_are_cut_at_tiles() -> None:
     ends: dict[int, list[int]] = {}
     while line.waiting or line.running:
         work = line.next()
-        assert isinstance(work, Mixed | Extend)
-        chunks = work.chunks if isinstance(work, Mixed) else (work,)
+        assert isinstance(work, Forward)
         line.done(work)
-        for chunk in chunks:
+        for chunk in work.chunks:
             ends.setdefault(chunk.request.id, []).append(chunk.end)
             if chunk.request.stored == chunk.request.total:
                 line.finish(chunk.request)

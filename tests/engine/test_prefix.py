@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.rows import options, shares
-from tests.engine.small import greedy, prompt, small, tokenizer
+from tests.engine.small import UNIT, greedy, in_order, prompt, small, tokenizer
 
 import coattn
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
@@ -23,13 +23,6 @@ NEW = 5
 def engine(method: str, **more: Any) -> coattn.LLM:
     given = {"max_batch": 4, "max_length": 256, "chunk": 32, **options(method), **more}
     return coattn.LLM((small(), tokenizer()), method, **given)
-
-
-def in_order(llm: coattn.LLM) -> None:
-    """Counts of blocks are right, and with nobody running all of them are free."""
-    for table in llm.store.tables:
-        table.check_integrity()
-    assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
 
 
 def questions() -> list[list[int]]:
@@ -232,3 +225,16 @@ def test_rows_that_cannot_share_say_why() -> None:
     ):
         with engine(method, **more) as llm:
             assert word in llm.report()["not_shared"]
+
+
+@pytest.mark.parametrize("session_first", [True, False])
+def test_sessions_and_prefixes_are_given_up_in_one_order(session_first: bool) -> None:
+    """Whichever of the two was used longer ago makes room for a third text."""
+    given: dict[str, Any] = {"max_batch": 2, "max_length": 112, "chunk": 24, **options("full"), "gpu_kv": 16 * UNIT}
+    text, params = prompt(40, seed=2), greedy(4, ignore_eos=True)
+    with coattn.LLM((small(1), tokenizer()), "full", **given) as llm, llm.session() as session:
+        asks = [lambda: session.ask(prompt(40, seed=1), params), lambda: llm.generate(text, params)]
+        for ask in asks if session_first else reversed(asks):
+            ask()
+        llm.generate(prompt(50, seed=3), params)
+        assert llm.report()["sequences_moved"] == session_first

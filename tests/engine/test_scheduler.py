@@ -8,10 +8,10 @@ import pytest
 from tests.engine.memory import Blocks
 
 from coattn.engine.admission import Admission
-from coattn.engine.request import Request
+from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.request import Forward, PromptChunk, Refuse, Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Decode, Extend, Refuse
 from coattn.errors import BudgetError, InputError
 
 pytest.importorskip("hypothesis")
@@ -24,7 +24,7 @@ class Play:
 
     def __init__(self, gpu: int | None, host: int | None, slots: int, chunk: int) -> None:
         self.memory = Blocks(gpu, host)
-        self.scheduler = Scheduler(Admission(self.memory, 200), slots, chunk)
+        self.scheduler = Scheduler(Admission(self.memory, 200), slots, ChunkPolicy(chunk))
         self.slots, self.chunk = slots, chunk
         self.made: list[Request] = []
         self.ended: list[Request] = []
@@ -56,14 +56,14 @@ class Play:
         if work is None:
             return False
         assert not isinstance(work, Refuse), "whoever passed the check fits alone"
-        if isinstance(work, Extend):
-            self.extend(work)
-        else:
+        for chunk in work.chunks:
+            self.extend(chunk)
+        if work.requests:
             self.decode(work)
         return True
 
-    def extend(self, work: Extend) -> None:
-        request, size = work.request, work.end - work.request.stored
+    def extend(self, chunk: PromptChunk) -> None:
+        request, size = chunk.request, chunk.size
         assert 0 < size <= self.chunk
         if any(other.decodes for other in self.scheduler.running):
             self.read_since_decode += size
@@ -72,11 +72,11 @@ class Play:
             self.read_since_decode = 0
         assert request.slot is not None
         self.memory.store(request.slot, request.stored, size)
-        self.scheduler.done(work)
-        if work.end == request.total:
+        self.scheduler.done(Forward((chunk,)))
+        if chunk.last:
             self.token(request)
 
-    def decode(self, work: Decode) -> None:
+    def decode(self, work: Forward) -> None:
         assert work.requests
         self.read_since_decode = 0
         assert set(work.requests) == {request for request in self.scheduler.running if request.decodes}
@@ -181,9 +181,10 @@ def test_short_prompts_share_a_chunk() -> None:
     kinds = []
     for _ in range(7):
         work = play.scheduler.next()
-        kinds.append(type(work).__name__)
+        assert isinstance(work, Forward)
+        kinds.append("read" if work.chunks else "decode")
         play.step()
-    assert kinds == ["Extend"] * 4 + ["Decode", "Extend", "Decode"]
+    assert kinds == ["read"] * 4 + ["decode", "read", "decode"]
 
 
 def test_memory_that_vanishes_ends_the_request_instead_of_waiting_forever() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.only import Only
 from tests.engine.rows import options, resumes
-from tests.engine.small import greedy, prompt, small, tokenizer
+from tests.engine.small import Only, greedy, prompt, small, tokenizer
 
 import coattn
 from coattn.engine.prompts import encode_chat

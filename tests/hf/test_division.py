@@ -8,7 +8,7 @@ from tests.hf.families import FAMILIES, tiny
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.hf.division import Division, Sizes, divide, sizes
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
@@ -73,7 +73,7 @@ def test_every_family_crosses(family: str) -> None:
             pipeline.carry = lambda stage, x, real=real, carried=carried: carried.append((stage, x)) or real(stage, x)  # type: ignore[misc]
         with Session(model, pipeline) as session:
             runtime = Runtime(session.layers, compose(METHODS["cpu"], block=8), Ledger(), 1, 64, fixed=True)
-            runner = EagerRunner(session, runtime, 1)
+            runner = Runner(session, runtime, 1)
             logits = [runner.extend(0, ids, 0, True)]
             carried.clear()
             logits += [runner.decode([0], [7], [30 + i]) for i in range(3)]

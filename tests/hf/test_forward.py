@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.errors import UnsupportedError
 from coattn.hf.forward import Session, end_tokens, longest
 from coattn.method.row import compose
@@ -24,9 +24,9 @@ LENGTHS = (37, 1, 60)
 EXACT: list[tuple[str, dict[str, Any]]] = [("full", {"block": 8}), ("offload", {"block": 8}), ("cpu", {"block": 8})]
 
 
-def open_runner(session: Session, method: str, params: dict[str, Any]) -> EagerRunner:
+def open_runner(session: Session, method: str, params: dict[str, Any]) -> Runner:
     composed = compose(find_method(method), **params)
-    return EagerRunner(session, Runtime(session.layers, composed, Ledger(), 3, 128, fixed=True), 3)
+    return Runner(session, Runtime(session.layers, composed, Ledger(), 3, 128, fixed=True), 3)
 
 
 def texts() -> list[torch.Tensor]:
@@ -40,7 +40,7 @@ def plain(model: PreTrainedModel) -> list[torch.Tensor]:
     return [model(ids[None]).logits[0, n - 1 :].double() for ids, n in zip(texts(), LENGTHS, strict=True)]
 
 
-def packed(runner: EagerRunner, chunk: int) -> list[torch.Tensor]:
+def packed(runner: Runner, chunk: int) -> list[torch.Tensor]:
     """The same through packed calls: prompts in chunks, then all sequences together, in changing order."""
     found: list[list[torch.Tensor]] = []
     for slot, (ids, n) in enumerate(zip(texts(), LENGTHS, strict=True)):

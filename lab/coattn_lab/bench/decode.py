@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner, Runner
+from coattn.engine.runner.runner import Runner
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.random_model import weight_bytes
@@ -257,7 +257,7 @@ class Bench:
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
         if runtime.uncaptured() is not None:
-            return EagerRunner(session, runtime, case.batch)
+            return Runner(session, runtime, case.batch)
         from coattn.engine.runner.capture import GraphRunner
 
         runner = GraphRunner(session, runtime, case.batch, (case.batch,))

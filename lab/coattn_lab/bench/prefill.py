@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.choose import choose_runner
+from coattn.engine.runner.capture import choose_runner
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session

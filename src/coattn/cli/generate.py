@@ -64,9 +64,9 @@ def generate(
             ids,
             row,
             sampling=sampling,
-            **engine.memory,
-            params=params,
             on_text=None if as_json else lambda piece: write(piece, written),
+            **engine.memory,
+            **params,
         )
     except CoattnError:
         if any(written):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -69,37 +70,28 @@ class Admission:
 
     def most(self) -> int:
         """Tokens of the longest sequence that fits alone, its last token included."""
-        low, high = 1, self.longest
-        while low < high:
-            middle = (low + high + 1) // 2
-            if _excess(self._needs(middle - 1), self.capacity) is None:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        stored = range(1, self.longest)  # the last token is never stored
+        return 1 + bisect_left(stored, True, key=lambda count: _excess(self._needs(count), self.capacity) is not None)
 
     def excess(self, growth: Iterable[tuple[int, int]]) -> Excess | None:
         """What is missing for sequences to grow, each from so many stored tokens to so many; None where all can."""
-        wanted: dict[Tier, int] = {}
-        self._grow(wanted, growth)
+        wanted = self._grown({}, growth)
         return _excess(wanted, self.memory.free()) if any(wanted.values()) else None
 
     def fits(self, tokens: int, saved: Mapping[Tier, int], growth: Iterable[tuple[int, int]]) -> bool:
         """Whether another sequence of so many tokens fits, with others that grow. saved: bytes of it that are there
         anyway."""
-        wanted = dict(self._needs(tokens))
-        for tier, count in saved.items():
-            wanted[tier] -= count
-        self._grow(wanted, growth)
-        return _excess(wanted, self.memory.free()) is None
+        own = {tier: count - saved.get(tier, 0) for tier, count in self._needs(tokens).items()}
+        return _excess(self._grown(own, growth), self.memory.free()) is None
 
-    def _grow(self, wanted: dict[Tier, int], growth: Iterable[tuple[int, int]]) -> None:
-        """Adds what sequences take to grow."""
+    def _grown(self, wanted: dict[Tier, int], growth: Iterable[tuple[int, int]]) -> dict[Tier, int]:
+        """The same, and what other sequences take to grow."""
         for stored, end in growth:
             now, then = self._needs(stored), self._needs(end)
             if now != then:
                 for tier, count in then.items():
                     wanted[tier] = wanted.get(tier, 0) + count - now[tier]
+        return wanted
 
     def too_small(self, request: Request, excess: Excess) -> BudgetError:
         """A request has the memory to itself, and still does not fit."""

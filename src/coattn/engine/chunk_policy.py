@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
+from dataclasses import dataclass
+
+from coattn.errors import ConfigError
+from coattn.kernels.prompt.kernels import TILES
+from coattn.part import check_count, check_number
+
+DEFAULT_CHUNK_TOKENS, GPU_CHUNK_TOKENS = 2048, 8192
+"""Prompt tokens of a step where nothing else decides; on a GPU, where larger steps are faster, when nobody decodes."""
 
 FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS = 512, 64
 """Tokens before anything is known, and however slow they are: prompts must get through."""
@@ -18,6 +27,41 @@ CHUNK_SIZES = {8192: 1.0, 6144: 0.98, 4096: 0.96, 2048: 0.9}
 """Chunks that decode steps run between the layers of, and about how fast tokens are in them: for tiles."""
 REMEASURE_STEPS = 32
 """Decode steps after which one runs without reading before it, so that its own time stays known."""
+
+
+@dataclass(frozen=True)
+class ChunkConfig:
+    """Tokens of prompts in one step, or the time between two tokens that holds while prompts are read; or neither."""
+
+    chunk: int | None = None
+    target_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.target_ms is not None:
+            check_number("target_ms", self.target_ms, 0, above=True)
+            if self.chunk is not None:
+                raise ConfigError("Both chunk and target_ms are given.", "Leave one out.")
+        if self.chunk is not None:
+            check_count("chunk", self.chunk, 1)
+
+    def policy(self, exact: bool, on_gpu: bool, layers: int | None) -> ChunkPolicy:
+        """What follows from it on this device.
+
+        layers: how many there are, where decode steps are captured and run between them: a step that reads is not, and
+            its launches take longer than many decode steps.
+        """
+        # what lossy methods forget of a prompt may depend on where it is cut, which should not depend on a clock
+        lossy = self.target_ms is None and self.chunk is None and not exact
+        fixed = (DEFAULT_CHUNK_TOKENS if layers is None else GPU_CHUNK_TOKENS) if lossy else self.chunk
+        policy = ChunkPolicy(fixed, None if self.target_ms is None else self.target_ms / 1e3)
+        policy.most = GPU_CHUNK_TOKENS if on_gpu else DEFAULT_CHUNK_TOKENS
+        policy.tile = TILES[-1] if on_gpu else 1
+        if layers is not None:
+            policy.layers = layers
+        elif on_gpu and self.target_ms is None:
+            # fewer tokens save little time next to the launches of a step that is not captured
+            policy.least = FIRST_CHUNK_TOKENS
+        return policy
 
 
 class ChunkPolicy:
@@ -55,12 +99,9 @@ class ChunkPolicy:
             return self.most if self.layers > 1 else min(FIRST_CHUNK_TOKENS, self.most)
         fits = [size for size in CHUNK_SIZES if size <= min(room * self.layers, self.most)] if self.layers > 1 else []
         if fits:
-            return max(fits, key=lambda size: CHUNK_SIZES[size] * self._used(size, room))
+            # by the tokens of whole layers of such chunks that are read between two decode steps
+            return max(fits, key=lambda size: CHUNK_SIZES[size] * (room * self.layers // size * size))
         return min(self.most, _round(max(self.least, int(min(room * self.layers, self.most)))))
-
-    def _used(self, size: int, room: float) -> float:
-        """Tokens of a layer that are read between two decode steps, as whole layers of chunks of a size."""
-        return room * self.layers // size * size
 
     def room(self) -> float | None:
         """Prompt tokens between two decode steps, of all layers; None: not known yet."""
@@ -85,6 +126,54 @@ class ChunkPolicy:
         self._since += 1
         if self._alone:
             self._token.append(max(0.0, seconds - statistics.median(self._alone)) / tokens)
+
+
+class StepTimer:
+    """Tells the chunk policy what steps take. A decode step is due when what was read has taken the promised time."""
+
+    def __init__(self, policy: ChunkPolicy) -> None:
+        self._policy = policy
+        self.spent = 0.0
+        """Tokens read since the last decode step."""
+        self.passed = 0.0
+        """Of these, what the layers have passed of the running chunk, which is not done."""
+        self._decoded: float | None = None
+        """When the last decode step ended, unless nobody has decoded since."""
+
+    def stop(self) -> None:
+        """Nobody is here: how long that takes says nothing."""
+        self._decoded = None
+
+    def clear(self) -> None:
+        """Nobody waits for a decode step."""
+        self._decoded, self.spent = None, 0.0
+
+    def choose(self) -> None:
+        """No chunk is running."""
+        self.passed = 0.0
+
+    def layer(self, tokens: int) -> None:
+        """Another layer of a chunk of so many tokens has begun."""
+        share = tokens / self._policy.layers
+        self.spent += share
+        self.passed += share
+
+    def late(self, tokens: int) -> bool:
+        """Whether a decode step comes before the next layer of a chunk of so many tokens."""
+        room = self._policy.room()
+        return self.spent > 0 and (room is None or self.spent + tokens / self._policy.layers > room)
+
+    def read(self, tokens: int) -> None:
+        """The running chunks, of so many tokens together, are done."""
+        self.spent = self.spent - self.passed + tokens
+        self.passed = 0.0
+
+    def decode(self) -> None:
+        """A decode step is done."""
+        now = time.perf_counter()
+        if self._decoded is not None:
+            self._policy.note(self.spent, now - self._decoded)
+        self._decoded, self.spent = now, 0.0
 
 
 def _round(count: int) -> int:

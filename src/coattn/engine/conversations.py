@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
-from coattn.engine.protocols import SessionHost
-from coattn.engine.session import Session
+from coattn.engine.session import Session, SessionHost
 from coattn.errors import BusyError
 
 MAX_NAMED_SESSIONS = 1024

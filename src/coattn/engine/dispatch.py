@@ -3,54 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from torch import Tensor
 
-from coattn.engine.layer_boundary import LayerBoundaryDecode
+from coattn.engine.request import Forward, PromptChunk
 from coattn.engine.runner.runner import Chunk, Runner
-from coattn.engine.scheduler_output import Decode, Extend, Forward, Mixed, rows
+
+BoundaryHook = Callable[[int], Callable[[], None] | None]
+"""A chunk of so many tokens is about to be read -> what to call between two of its layers."""
 
 
-def dispatch(work: Forward, runner: Runner, boundaries: LayerBoundaryDecode, counts: Counter[str]) -> Tensor | None:
+def dispatch(work: Forward, runner: Runner, hook: BoundaryHook, counts: Counter[str]) -> Tensor | None:
     """-> float32 logits `[n, vocabulary]` of those that decode, then of each chunk that is the last of its prompt; None
     where there is neither. counts: gets the steps and the tokens that were read."""
-    if isinstance(work, Extend):
-        return _extend(work, runner, boundaries, counts)
-    slots, tokens, history = rows(work.requests)
+    if len(work.chunks) == 1 and not work.requests:
+        return _extend(work.chunks[0], runner, hook, counts)
+    slots = [request.in_slot for request in work.requests]
+    tokens = [(request.output or request.prompt)[-1] for request in work.requests]
+    history = [request.stored for request in work.requests]
     counts["decode_steps"] += bool(slots)
-    if isinstance(work, Decode):
+    if not work.chunks:
         return runner.decode(slots, tokens, history)
     counts["prefill_steps"] += 1
     counts["mixed_steps"] += bool(slots)
-    chunks = _chunks(work)
+    each = [(chunk.request, chunk) for chunk in work.chunks]
+    chunks = [Chunk(r.in_slot, r.tokens(r.stored, chunk.end), r.stored, chunk.last) for r, chunk in each]
     total = sum(len(chunk.tokens) for chunk in chunks)
     counts["prefill_tokens"] += total
-    hook = boundaries.hook(total)
-    return runner.mix(chunks, slots, tokens, history, None if slots else hook)
+    on_layer_boundary = hook(total)
+    return runner.mix(chunks, slots, tokens, history, None if slots else on_layer_boundary)
 
 
-def _extend(work: Extend, runner: Runner, boundaries: LayerBoundaryDecode, counts: Counter[str]) -> Tensor | None:
+def _extend(chunk: PromptChunk, runner: Runner, hook: BoundaryHook, counts: Counter[str]) -> Tensor | None:
     """Of a prompt that was read elsewhere, what is known is stored; the rest is read."""
-    request, stored = work.request, work.request.stored
-    assert request.slot is not None
+    request, stored = chunk.request, chunk.request.stored
     if request.given is not None and stored < len(request.given.tokens):
-        known = min(work.end, len(request.given.tokens))
-        logits = runner.import_kv(request.slot, request.given, stored, known)
+        known = min(chunk.end, len(request.given.tokens))
+        logits = runner.import_kv(request.in_slot, request.given, stored, known)
         if request.given.transferred and known == len(request.given.tokens):
             request.given = None  # stored now: its memory is free
-        if known == work.end:
-            return logits if work.last else None
+        if known == chunk.end:
+            return logits if chunk.last else None
         stored = known
-    tokens = request.tokens(stored, work.end)
+    tokens = request.tokens(stored, chunk.end)
     counts["prefill_steps"] += 1
     counts["prefill_tokens"] += len(tokens)
-    return runner.extend(request.slot, tokens, stored, work.last, boundaries.hook(len(tokens)))
-
-
-def _chunks(work: Mixed) -> list[Chunk]:
-    found = []
-    for chunk in work.chunks:
-        slot, stored = chunk.request.slot, chunk.request.stored
-        assert slot is not None
-        found.append(Chunk(slot, chunk.request.tokens(stored, chunk.end), stored, chunk.last))
-    return found
+    return runner.extend(request.in_slot, tokens, stored, chunk.last, hook(len(tokens)))

@@ -9,26 +9,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.dispatch import dispatch
-from coattn.engine.failures import explain
 from coattn.engine.handle import Handle
 from coattn.engine.inbox import RequestInbox
-from coattn.engine.layer_boundary import LayerBoundaryDecode
-from coattn.engine.request import FinishReason, Request
+from coattn.engine.request import FinishReason, Forward, Refuse, Request
 from coattn.engine.runner.runner import Runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
-from coattn.engine.scheduler_output import Decode, Forward, Refuse
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
-from coattn.hf.prefilled import Prefilled
+from coattn.types import nothing_to_wait_for
 
 FAULTS = 3
 """So often a request reads its text again because a step with others has failed."""
@@ -37,8 +35,8 @@ FAULTS = 3
 class Engine:
     """Requests join and leave between steps. `submit` and cancelling are safe from any thread; so is `step`.
 
-    If a step fails, only the request that caused it fails. After an interrupt every request is
-    cancelled. In both cases the memory is free again before anything else runs.
+    If a step fails, only the request that caused it fails. After an interrupt every request is cancelled. In both cases
+    the memory is free again before anything else runs.
     """
 
     def __init__(
@@ -46,28 +44,22 @@ class Engine:
         runner: Runner,
         tokenizer: Any,
         *,
-        chunk: int | ChunkPolicy,
+        chunk_policy: ChunkPolicy,
+        store: SequenceStore,
         longest: int,
         ends: frozenset[int],
-        max_waiting: int | None = None,
-        store: SequenceStore | None = None,
-        mixes: bool = False,
-        tail: int = 0,
+        max_waiting: int | None,
     ) -> None:
-        """mixes: whether a step may hold chunks of several prompts and the tokens of those that decode.
-
-        tail: last tokens of a prompt that are read in one chunk.
-        """
-        self.runner, self.tokenizer, self.mixes, self.tail = runner, tokenizer, mixes, tail
-        self.store = store
-        self.chunk_policy = chunk if isinstance(chunk, ChunkPolicy) else ChunkPolicy(chunk)
+        """longest: tokens of a sequence at most. ends: the model's end tokens. max_waiting: see `RequestInbox`."""
+        self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
         self.longest, self.ends = longest, ends
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
         self.inbox = RequestInbox(runner.slots, max_waiting)
-        self.boundaries = LayerBoundaryDecode(self, self.chunk_policy, self.counts)
+        self.flush_outputs: Callable[[], object] = nothing_to_wait_for
+        """Passes on what the last step gave: called where a prompt begins, and at each of its layer boundaries."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._ids = itertools.count()
@@ -81,28 +73,15 @@ class Engine:
         """Requests that may still be submitted; None: no limit."""
         return self.inbox.room
 
-    def prepare(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        given: Prefilled | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        session: int | None = None,
-    ) -> Request:
-        """A request that could run. Raises InputError or BudgetError."""
+    def prepare(self, prompt: list[int], params: SamplingParams, **fields: Any) -> Request:
+        """A request that could run. Raises InputError or BudgetError. fields: others of the request."""
         limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
-        request = Request(next(self._ids), prompt, params, limit, given, priority, deadline, salt, session)
+        request = Request(next(self._ids), prompt, params, limit, **fields)
         self.scheduler.admission.check(request)
         return request
 
     def submit(
-        self,
-        request: Request,
-        streams: bool,
-        notify: Callable[[], None] | None = None,
-        guide: Guide | None = None,
+        self, request: Request, streams: bool, notify: Callable[[], None] | None = None, guide: Guide | None = None
     ) -> Handle:
         """Puts a prepared request in line. streams: whether its handle keeps parts for iteration.
 
@@ -127,10 +106,6 @@ class Engine:
                 self._take_mail()
             finally:
                 self._lock.release()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until there is something to do, or for `timeout` seconds. False when there is still nothing."""
-        return self.inbox.wait(timeout)
 
     def step(self) -> bool:
         """Does one piece of work. False when there was none."""
@@ -172,17 +147,13 @@ class Engine:
                 rest.callback(self.runner.close)
                 self._drop_everything()
 
-    def decode_inside(self, requests: tuple[Request, ...]) -> None:
-        """See `layer_boundary.Loop`."""
-        self._do(Decode(requests), inside=True)
-
     def _do(self, work: Forward, inside: bool = False, again: bool = False) -> None:
         """inside: whether a chunk is being read, whose sequences must stay as they are. again: it has failed before."""
         everyone = [*work.requests, *(chunk.request for chunk in work.chunks)]
         drawing = [*work.requests, *(chunk.request for chunk in work.chunks if chunk.last)]
         begun, spans = time.perf_counter(), [(chunk.request.stored, chunk.end) for chunk in work.chunks]
         try:
-            logits = dispatch(work, self.runner, self.boundaries, self.counts)
+            logits = dispatch(work, self.runner, self._boundary_hook, self.counts)
         except BudgetError as error:
             self._restart_torn(everyone, error)
             left = [request for request in everyone if request.slot is not None]
@@ -200,7 +171,7 @@ class Engine:
             self._note_step(spans, begun, waited=False)
             return
         handles = self._handles(drawing)
-        drawn = self._draw(logits, handles, self.runner.best if isinstance(work, Decode) else None)
+        drawn = self._draw(logits, handles, None if work.chunks else self.runner.best)
         self._note_step(spans, begun, waited=True)
         for handle, each in drawn:
             try:
@@ -208,20 +179,39 @@ class Engine:
             except Exception as error:
                 self._fail([handle], error)
 
+    def _boundary_hook(self, tokens: int) -> Callable[[], None] | None:
+        """A chunk of so many tokens is about to be read -> what to call between two of its layers."""
+        self._flush()
+        return None if self.chunk_policy.layers == 1 else lambda: self._decode_between(tokens)
+
+    def _decode_between(self, tokens: int) -> None:
+        """Decode steps between two layers of a chunk, where the time between tokens asks for them."""
+        self._flush()  # of the step before: the layer after it has been launched, so the GPU is at work
+        requests = self.scheduler.passed(tokens)
+        while requests:
+            self._do(Forward(requests=requests), inside=True)
+            self.counts["between_steps"] += 1
+            requests = self.scheduler.waiting_for_token() if self.chunk_policy.unsure else ()
+
+    def _flush(self) -> None:
+        try:
+            self.flush_outputs()
+        except Exception:
+            self.counts["failed_hooks"] += 1  # a listener that fails costs no step anything
+
     def _draw(self, logits: Tensor, handles: list[Handle], best: list[int] | None) -> list[tuple[Handle, Drawn]]:
         """A token for each. If drawing fails, only the request that caused it fails."""
         try:
-            return list(
-                zip(handles, self.sampler.draw(logits, [handle.draws for handle in handles], best), strict=True)
-            )
+            draws = [handle.draws for handle in handles]
+            return list(zip(handles, self.sampler.draw(logits, draws, best), strict=True))
         except Exception as error:
             if len(handles) == 1:
                 self._fail(handles, error)
                 return []
-        found = []
+        drawn = []
         for i, handle in enumerate(handles):
-            found += self._draw(logits[i : i + 1], [handle], None if best is None else best[i : i + 1])
-        return found
+            drawn += self._draw(logits[i : i + 1], [handle], None if best is None else best[i : i + 1])
+        return drawn
 
     def _take_apart(self, work: Forward, everyone: list[Request], error: Exception, inside: bool, again: bool) -> None:
         """Only the request that made a step fail fails: the step is tried once more, then each by itself."""
@@ -238,11 +228,11 @@ class Engine:
         decoding = tuple(request for request in work.requests if request.slot is not None)
         if torn or work.chunks:
             if decoding:
-                self._do(Decode(decoding), inside)
+                self._do(Forward(requests=decoding), inside)
             return
         for request in decoding:
             if request.slot is not None:  # else another has needed its memory since
-                self._do(Decode((request,)), inside)
+                self._do(Forward(requests=(request,)), inside)
 
     def _restart_torn(self, everyone: list[Request], error: Exception) -> bool:
         """Those of whom a failed step has left too little read their text again; one that it keeps happening to fails.
@@ -265,8 +255,8 @@ class Engine:
 
     def _note_step(self, spans: Sequence[tuple[int, int]], begun: float, waited: bool) -> None:
         """A step is over that has read these tokens of prompts. waited: whether anybody waited for the device."""
-        if self.store is not None:
-            self.store.note_step(spans, begun, waited)
+        if self.store.disk is not None:
+            self.store.disk.note_step(spans, begun, waited)
 
     def _take(self, handle: Handle, drawn: Drawn) -> None:
         if drawn.error is not None:
@@ -316,10 +306,9 @@ class Engine:
 
     def _expire(self) -> None:
         for late in self.inbox.late():
-            handle = self.inbox.live.get(late)
-            if handle is not None:
+            if late in self.inbox.live:
                 error = DeadlineError("The request was not done by its deadline.", "Ask for less, or try again later.")
-                self._end(handle, "error", error)
+                self._end(self.inbox.live[late], "error", error)
 
     def _drop_everything(self, error: CoattnError | None = None) -> None:
         """Trusts nothing but the list of slots: whatever was interrupted may be half done.
@@ -329,8 +318,7 @@ class Engine:
         handles = self.inbox.clear()
         for slot in range(self.runner.slots):
             self.runner.forget(slot, self.longest)
-        if self.store is not None:
-            self.store.clear()
+        self.store.clear()
         self.counts["preemptions"] += self.scheduler.preemptions
         self.scheduler = self._new_scheduler()
         self.sampler.forget()
@@ -342,6 +330,26 @@ class Engine:
                 handle.close()
 
     def _new_scheduler(self) -> Scheduler:
-        runner = self.runner
-        admission = Admission(runner, self.longest, runner.runtime.fullest)
-        return Scheduler(admission, runner.slots, self.chunk_policy, self.mixes, runner.busy, self.tail, self.store)
+        runner, runtime = self.runner, self.runner.runtime
+        mixes, blockwise = runtime.unmixed() is None, runtime.composed.blockwise
+        return Scheduler(
+            Admission(runner, self.longest, runtime.fullest),
+            runner.slots,
+            self.chunk_policy,
+            mixes,
+            runner.busy,
+            tail=0 if blockwise is None else blockwise.question,
+            store=self.store,
+        )
+
+
+def explain(error: Exception) -> CoattnError:
+    """The error itself where it was meant to be read; else one that says what happened."""
+    if isinstance(error, CoattnError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return EngineError("The device ran out of memory in a step.", "Lower max_batch, chunk or gpu_kv.")
+    said = " ".join(str(error).split())[:240] or type(error).__name__
+    failure = EngineError(f"The step failed: {said}.", "If it happens again, please report it with the full traceback.")
+    failure.__cause__ = error
+    return failure

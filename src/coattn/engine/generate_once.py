@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn.engine.chunk_policy import GPU_CHUNK_TOKENS
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError
 from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
 from coattn.method.row import Method
-
-GPU_CHUNK_TOKENS = 8192
-"""Tokens of a prompt per step on a GPU; elsewhere the prompt is read at once."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,15 @@ def generate(
     method: str | Method | None,
     *,
     sampling: SamplingParams,
-    gpu_kv: int | str | None = None,
-    host_kv: int | str | None = None,
+    on_text: Callable[[str], None] | None = None,
     weights_on_gpu: float | None = None,
     devices: Sequence[str] | None = None,
-    device_shares: Sequence[float] | None = None,
-    params: dict[str, Any] | None = None,
-    on_text: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Generation:
-    """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final."""
+    """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final.
+
+    options: others of `LLM`, and the method's parameters.
+    """
     left, limit = room(loaded, len(ids)), positions(loaded)
     if limit is not None and sampling.max_new_tokens > limit:
         raise ConfigError(
@@ -67,31 +65,23 @@ def generate(
         )
     count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
     on_gpu = loaded.model.device.type == "cuda" or weights_on_gpu is not None or (devices or [""])[0][:4] == "cuda"
-    chunk = GPU_CHUNK_TOKENS if on_gpu else len(ids)
+    chunk = GPU_CHUNK_TOKENS if on_gpu else len(ids)  # without a GPU the prompt is read at once
     with LLM(
         loaded,
         method,
-        gpu_kv=gpu_kv,
-        host_kv=host_kv,
         max_batch=1,
         max_length=len(ids) + count,
         chunk=chunk,
         weights_on_gpu=weights_on_gpu,
         devices=devices,
-        device_shares=device_shares,
-        **(params or {}),
+        **options,
     ) as engine:
-        texts: list[str] = []
-        tokens: list[int] = []
-        part = None
-        for part in engine.stream(ids.tolist(), sampling):
+        handle = engine.submit(ids.tolist(), sampling)
+        for part in handle.stream():
             if on_text is not None and part.text:
                 on_text(part.text)
-            texts.append(part.text)
-            tokens.extend(part.token_ids)
-        report = engine.report()
-    assert part is not None, "a request always has a last part"
-    if part.error is not None:
-        raise part.error
-    first, total = part.first_token_s or 0.0, part.total_s or 0.0
-    return Generation("".join(texts), ids, torch.tensor(tokens), first, total - first, report, str(part.finish_reason))
+        answer, report = handle.output(), engine.report()
+    if answer.error is not None:
+        raise answer.error
+    first, total, tokens = answer.first_token_s or 0.0, answer.total_s or 0.0, torch.tensor(answer.token_ids)
+    return Generation(answer.text, ids, tokens, first, total - first, report, str(answer.finish_reason))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coattn.engine.request import Request, RequestOutput, TokenLogprobs, output_of
+from coattn.engine.request import Request, RequestOutput, TokenLogprobs
 from coattn.engine.sampling.detokenise import TextStream
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.sampler import Drawn, Draws
@@ -75,10 +75,10 @@ class Handle:
 
     def poll(self) -> list[RequestOutput]:
         """What came since the last look, without waiting."""
-        found = []
+        deltas = []
         while self._deltas:
-            found.append(self._deltas.popleft())
-        return found
+            deltas.append(self._deltas.popleft())
+        return deltas
 
     def __iter__(self) -> Iterator[RequestOutput]:
         """Parts as they come, the last with its finish_reason. Each is given once."""
@@ -92,10 +92,16 @@ class Handle:
             if not ended:
                 self._drive()
 
+    def stream(self) -> Iterator[RequestOutput]:
+        """The same; stopping early cancels the request."""
+        try:
+            yield from self
+        finally:
+            self.cancel()
+
     def output(self) -> RequestOutput:
         """Everything so far."""
-        logprobs = None if self.logprobs is None else tuple(self.logprobs)
-        return output_of(self.request, self.text.text, self._answer(0), logprobs)
+        return self._output(self.text.text, 0)
 
     def take(self, drawn: Drawn) -> bool:
         """Adds a token. True when it ends the answer."""
@@ -135,17 +141,36 @@ class Handle:
 
     def _tell(self, piece: str) -> None:
         if self._deltas is not None:
-            logprobs = None if self.logprobs is None else tuple(self.logprobs[self._shown :])
-            self._deltas.append(output_of(self.request, piece, self._answer(self._shown), logprobs))
+            self._deltas.append(self._output(piece, self._shown))
             self._shown = self.new_tokens
         elif not self.done:
             return
         if self._notify is not None:
             self._notify()
 
-    def _answer(self, start: int) -> tuple[int, ...]:
-        """Its tokens from `start` on, without those that were fed."""
-        return tuple(self.request.output[len(self.request.params.feed) + start :])
+    def _output(self, text: str, start: int) -> RequestOutput:
+        """The answer's tokens from `start` on, without those that were fed, and their text."""
+        request = self.request
+
+        def since(mark: float | None) -> float | None:
+            return None if mark is None else mark - request.arrived
+
+        return RequestOutput(
+            request.id,
+            text,
+            token_ids=tuple(request.output[len(request.params.feed) + start :]),
+            logprobs=None if self.logprobs is None else tuple(self.logprobs[start:]),
+            finish_reason=request.finish_reason,
+            error=request.error,
+            prompt_tokens=len(request.prompt),
+            new_tokens=self.new_tokens,
+            preemptions=request.preemptions,
+            cached_tokens=request.cached or 0,
+            waited_s=since(request.started),
+            first_token_s=since(request.first),
+            total_s=since(request.ended),
+            audit=request.audit() if self.done else None,
+        )
 
     def _drive(self) -> None:
         if not self._step() and not self.done:

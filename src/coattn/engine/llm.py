@@ -5,31 +5,28 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coattn.engine.chunk_config import ChunkConfig
+from coattn.engine.chunk_policy import ChunkConfig
 from coattn.engine.conversations import Conversations
 from coattn.engine.devices import Devices
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.method_choice import Wanted
-from coattn.engine.model import open_model, sequence_length
-from coattn.engine.progress import Bar
-from coattn.engine.prompts import Prompt, encode, split, spread
-from coattn.engine.protocols import PromptReader
+from coattn.engine.model import check_share, open_model, sequence_length, stage
+from coattn.engine.prompts import Prompt, PromptReader, encode, split, spread
 from coattn.engine.request import Request, RequestOutput
-from coattn.engine.runner.choose import choose_runner
+from coattn.engine.runner.capture import choose_runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
-from coattn.engine.store.config import DiskConfig
+from coattn.engine.store.disk import DiskConfig
 from coattn.engine.store.sequence_store import SequenceStore
-from coattn.engine.weights import check_share, stage
 from coattn.errors import InputError
 from coattn.hf.architectures import activation_dtype
 from coattn.hf.cpu_dtypes import warn_if_slow
@@ -121,11 +118,8 @@ class LLM:
         if max_waiting is not None:
             check_count("max_waiting", max_waiting, 0)
         # what is wrong is said before a model is loaded
-        wanted, chunks, tier = (
-            Wanted.of(method, method_params),
-            ChunkConfig(chunk, target_ms),
-            DiskConfig.of(disk, disk_memory),
-        )
+        wanted, chunks = Wanted.of(method, method_params), ChunkConfig(chunk, target_ms)
+        tier = DiskConfig.of(disk, disk_memory)
         share = check_share(weights_on_gpu, wanted.named)
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
@@ -168,13 +162,11 @@ class LLM:
             self.engine = Engine(
                 self.runner,
                 loaded.tokenizer,
-                chunk=chunks.policy(self.composed.exact, on_gpu, len(session.layers) if between else None),
+                chunk_policy=chunks.policy(self.composed.exact, on_gpu, len(session.layers) if between else None),
+                store=self.store,
                 longest=self.max_length,
                 ends=end_tokens(loaded.model, loaded.tokenizer),
                 max_waiting=max_waiting,
-                store=self.store,
-                mixes=runtime.unmixed() is None,
-                tail=0 if self.composed.blockwise is None else self.composed.blockwise.question,
             )
             undo.pop_all()
             for opened in (self.devices.pipeline, self._weights, folder):
@@ -198,13 +190,18 @@ class LLM:
         A prompt that cannot be used raises before anything runs. A request that fails later has finish_reason `error`
         and its error. An interrupt cancels all of them and gives their memory back.
         """
-        found = split(prompts)
-        each = spread(params, len(found))
-        requests = [self._prepare(prompt, one) for prompt, one in zip(found, each, strict=True)]
+        listed = split(prompts)
+        each = spread(params, len(listed))
+        requests = [self._prepare(prompt, one) for prompt, one in zip(listed, each, strict=True)]
         handles: list[Handle] = []
         try:
             handles.extend(self.engine.submit(request, streams=False) for request in requests)
-            self._finish(handles, progress)
+            with progress_bar(len(handles)) if progress else nullcontext() as show:
+                for handle in handles:
+                    while not handle.done:
+                        self.engine.step()
+                        if show is not None:
+                            show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -213,15 +210,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The answer to one prompt in parts, one for each token. Stopping early cancels the request."""
-        handle = self.submit(prompt, params)
-
-        def parts() -> Iterator[RequestOutput]:
-            try:
-                yield from handle
-            finally:
-                handle.cancel()
-
-        return parts()
+        return self.submit(prompt, params).stream()
 
     def submit(
         self,
@@ -245,14 +234,16 @@ class LLM:
         streams: whether the handle keeps parts; else there is only its result, and `notify` is called at the end alone.
         salt: only requests of the same salt share what is stored. session: the number of the session that asks.
         """
-        found = split(prompt)
-        if len(found) != 1:
-            raise InputError(f"There are {len(found)} prompts, but submit takes one.", "Submit each by itself.")
+        listed = split(prompt)
+        if len(listed) != 1:
+            raise InputError(f"There are {len(listed)} prompts, but submit takes one.", "Submit each by itself.")
         check_count("priority", priority, -MOST)
         if timeout is not None:
             check_number("timeout", timeout, 0, above=True)
         deadline = None if timeout is None else time.perf_counter() + timeout
-        request = self._prepare(found[0], spread(params, 1)[0], priority, deadline, salt, session)
+        request = self._prepare(
+            listed[0], spread(params, 1)[0], priority=priority, deadline=deadline, salt=salt, session=session
+        )
         handle = self.engine.submit(request, streams=streams, notify=notify, guide=guide)
         handle.owner = self
         return handle
@@ -283,7 +274,7 @@ class LLM:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until there is something to do, or for `timeout` seconds. For a server's loop around `step`."""
-        return self.engine.wait(timeout)
+        return self.engine.inbox.wait(timeout)
 
     def warm_up(self, sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Records the decode step for batches of these sizes now rather than when one first runs; all sizes if None.
@@ -353,26 +344,23 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _finish(self, handles: list[Handle], progress: bool) -> None:
-        with Bar(len(handles), progress) as bar:
-            for handle in handles:
-                while not handle.done:
-                    self.engine.step()
-                    if progress:
-                        bar.show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
-
-    def _prepare(
-        self,
-        prompt: Any,
-        params: SamplingParams,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        session: int | None = None,
-    ) -> Request:
+    def _prepare(self, prompt: Any, params: SamplingParams, **fields: Any) -> Request:
+        """fields: others of the request."""
         params.check_model(self.vocabulary, has_text=self.tokenizer is not None)
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers, read_by(self.model))
         ids = encode(prompt, self.tokenizer, self.vocabulary)
-        return self.engine.prepare(ids, params, given, priority, deadline, salt, session)
+        return self.engine.prepare(ids, params, given=given, **fields)
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[int, int], object]]:
+    """Of so many requests -> `show(done, tokens)`: finished requests, and new tokens so far."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, {task.fields[tokens]:,} tokens"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("generating", total=total, tokens=0)
+        yield lambda done, tokens: bar.update(task, completed=done, tokens=tokens)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.request import Request
-from coattn.engine.scheduler_output import Extend
+from coattn.engine.request import PromptChunk, Request
 
 
 class PrefillQueue:
@@ -23,11 +22,11 @@ class PrefillQueue:
         long one, and a long one takes at most twice its time."""
         return min(readers, key=_left) if self._oldest_read else readers[0]
 
-    def note(self, chunk: Extend, readers: Sequence[Request]) -> None:
+    def note(self, chunk: PromptChunk, readers: Sequence[Request]) -> None:
         """This chunk, of one of them, is read."""
         self._oldest_read = chunk.request is readers[0]
 
-    def chunk(self, request: Request, most: int) -> Extend:
+    def chunk(self, request: Request, most: int) -> PromptChunk:
         """The next tokens of a prompt; its last `tail` are not cut. Others end at a multiple of a tile, if there is
         one."""
         end, tile = min(request.stored + most, request.total), self._tile
@@ -37,9 +36,9 @@ class PrefillQueue:
             end = request.total - self._tail if request.total - self._tail > request.stored else request.total
         elif request.total - end == 1 and end - request.stored > 1:
             end -= 1  # alone, the last token of a prompt would be a decode step of its own
-        return Extend(request, end)
+        return PromptChunk(request, end)
 
-    def share(self, readers: Sequence[Request], budget: int) -> tuple[Extend, ...]:
+    def share(self, readers: Sequence[Request], budget: int) -> tuple[PromptChunk, ...]:
         """Half of the budget is the oldest's; the rest goes to those who have the least left, then back to it.
 
         A fixed chunk is never cut further: where a prompt is cut must not depend on other requests.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -15,6 +16,27 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor | Prefilled
 """Text as it is; token ids; chat messages, which go through the model's chat template; or a prompt read elsewhere."""
 
 HOW = "Give text, a list of token ids, or a list of chat messages with role and content."
+
+
+class PromptReader(Protocol):
+    """Has prompts read by other processes: see `coattn.transfer.RemotePrefill`."""
+
+    @property
+    def threads(self) -> Executor:
+        """On which an event loop waits for `read`."""
+
+    def read(
+        self,
+        prompt: Any,
+        *,
+        timeout: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        salt: bytes = b"",
+    ) -> Prefilled | list[int]:
+        """The prompt that was read elsewhere, or its token ids."""
+
+    def report(self) -> dict[str, int]:
+        """Prompts and tokens that were read elsewhere, and how often that failed."""
 
 
 def split(prompts: Any) -> list[Prompt]:

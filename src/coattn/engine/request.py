@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and what comes out."""
+"""A request on its way through the engine: what it asks, the steps that it is in, and what comes out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coattn.engine.sampling.params import SamplingParams
-from coattn.engine.store.cursor import PrefixCursor
-from coattn.errors import CoattnError
+from coattn.engine.store.prefix import PrefixCursor
+from coattn.errors import BudgetError, CoattnError
 from coattn.hf.prefilled import Prefilled
 from coattn.parts.select.audit import Tally
 
@@ -73,6 +73,12 @@ class Request:
     ended: float | None = None
 
     @property
+    def in_slot(self) -> int:
+        """Its slot, which it has while it runs."""
+        assert self.slot is not None
+        return self.slot
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Its place in line: by priority, then by arrival."""
         return self.priority, self.id
@@ -100,6 +106,39 @@ class Request:
         """Prompt and output as one sequence, from `start` to `end`."""
         border = len(self.prompt)
         return self.prompt[start:end] + self.output[max(0, start - border) : max(0, end - border)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The tokens of `request` up to `end`, which are to be stored. Only the last chunk is followed by a new token."""
+
+    request: Request
+    end: int
+
+    @property
+    def last(self) -> bool:
+        return self.end == self.request.total
+
+    @property
+    def size(self) -> int:
+        """Tokens that are read."""
+        return self.end - self.request.stored
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One forward call: chunks of prompts, and one token for each of `requests`."""
+
+    chunks: tuple[PromptChunk, ...] = ()
+    requests: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """This request runs alone and still does not fit."""
+
+    request: Request
+    error: BudgetError
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,29 +177,3 @@ class RequestOutput:
         if self.total_s is None or self.first_token_s is None or self.new_tokens < 2:
             return None
         return (self.new_tokens - 1) / max(self.total_s - self.first_token_s, 1e-9)
-
-
-def output_of(
-    request: Request, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
-) -> RequestOutput:
-    """The state of `request` as an output with these contents."""
-
-    def since(mark: float | None) -> float | None:
-        return None if mark is None else mark - request.arrived
-
-    return RequestOutput(
-        request.id,
-        text,
-        token_ids,
-        logprobs,
-        request.finish_reason,
-        request.error,
-        len(request.prompt),
-        max(0, len(request.output) - len(request.params.feed)),
-        request.preemptions,
-        request.cached or 0,
-        since(request.started),
-        since(request.first),
-        since(request.ended),
-        request.audit() if request.finished else None,
-    )

@@ -7,11 +7,9 @@ from bisect import insort
 from collections.abc import Callable, Collection
 
 from coattn.engine.admission import Admission
-from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.chunk_policy import ChunkPolicy, StepTimer
 from coattn.engine.prefill_queue import PrefillQueue
-from coattn.engine.request import Request
-from coattn.engine.scheduler_output import Decode, Extend, Forward, Mixed, Refuse, Work
-from coattn.engine.step_timer import StepTimer
+from coattn.engine.request import Forward, Refuse, Request
 from coattn.engine.store.sequence_store import SequenceStore
 
 HEADROOM_TOKENS = 64
@@ -31,13 +29,13 @@ class Scheduler:
         self,
         admission: Admission,
         slots: int,
-        chunk: int | ChunkPolicy,
+        policy: ChunkPolicy,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
         store: SequenceStore | None = None,
     ) -> None:
-        """admission: says what fits. chunk: prompt tokens between two decode steps, or who decides how many.
+        """admission: says what fits. policy: how many prompt tokens are read between two decode steps.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
@@ -45,8 +43,7 @@ class Scheduler:
         store: what is stored outside the slots.
         """
         self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
-        self.chunk_policy = chunk if isinstance(chunk, ChunkPolicy) else ChunkPolicy(chunk)
-        self.timer, self._prompts = StepTimer(self.chunk_policy), PrefillQueue(self.chunk_policy, tail)
+        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
@@ -57,7 +54,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_rank)
 
-    def next(self) -> Work | None:
+    def next(self) -> Forward | Refuse | None:
         """The next thing to do; None when nobody is here."""
         self._admit()
         while self.running:
@@ -92,7 +89,7 @@ class Scheduler:
         """Who can get a token in the middle of a chunk: nobody has to give way for it."""
         busy = self._busy()
         found = tuple(request for request in self.running if request.decodes and request.slot not in busy)
-        return found if self.admission.excess(_growth(Decode(found))) is None else ()
+        return found if self.admission.excess(_growth(Forward(requests=found))) is None else ()
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its memory back."""
@@ -129,10 +126,9 @@ class Scheduler:
 
     def _vacate(self, request: Request, whole: bool = True) -> None:
         """whole: what is stored of it is what its tokens say, and may be kept."""
-        assert request.slot is not None
         if self.store is not None:
             self.store.release(request, whole)
-        slot, stored = request.slot, request.stored
+        slot, stored = request.in_slot, request.stored
         request.slot, request.stored = None, 0
         self._slots.append(slot)
         self.admission.memory.forget(slot, stored)
@@ -147,7 +143,7 @@ class Scheduler:
             hit, request.slot = None, min(self._slots)
             if self.store is not None:
                 hit = self.store.lookup(request)
-                request.slot = self.store.choose_slot(hit, self._slots)
+                request.slot = self.store.slots.choose(hit, self._slots)
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()
@@ -172,9 +168,9 @@ class Scheduler:
         decoding = ready if ready or readers else decoding
         if not decoding:
             self.timer.clear()
-        return (self._read(readers, decoding) if readers else None) or Decode(decoding)
+        return (self._read(readers, decoding) if readers else None) or Forward(requests=decoding)
 
-    def _read(self, readers: list[Request], decoding: tuple[Request, ...]) -> Extend | Mixed | None:
+    def _read(self, readers: list[Request], decoding: tuple[Request, ...]) -> Forward | None:
         """What comes next of prompts, with a token for those that decode where steps are mixed; None: they come
         first."""
         between = self.chunk_policy.layers > 1  # decode steps run between the layers of chunks
@@ -187,13 +183,13 @@ class Scheduler:
                 return None
             if self.chunk_policy.fixed is not None:
                 self._prompts.note(chunks[0], readers)
-            return Mixed(chunks, rows) if rows or len(chunks) > 1 else chunks[0]
+            return Forward(chunks, rows)
         chunk = self._prompts.chunk(self._prompts.next(readers) if apart is None else apart, budget)
         late = self.timer.late(chunk.size) if between else self.timer.spent + chunk.size > budget
         if not budget or (decoding and self.timer.spent and late):
             return None
         self._prompts.note(chunk, readers)
-        return chunk
+        return Forward((chunk,))
 
 
 def _growth(work: Forward) -> list[tuple[int, int]]:

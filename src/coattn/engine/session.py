@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.prompts import Prompt, encode, encode_text, render_chat, split
-from coattn.engine.protocols import SessionHost
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.params import SamplingParams
-from coattn.engine.session_file import SAVED_HINT
+from coattn.engine.session_file import SAVED_HINT, Sessions
+from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import ConfigError, InputError, SessionBusyError
+from coattn.method.row import Composed
 
 Messages = list[dict[str, Any]]
+
+
+class SessionHost(Protocol):
+    """Runs the turns of sessions: see `LLM`."""
+
+    engine: Engine
+    store: SequenceStore
+    sessions: Sessions
+    composed: Composed
+    tokenizer: Any
+    vocabulary: int
+    max_length: int
+
+    @property
+    def submit(self) -> Callable[..., Handle]:
+        """Puts a turn in line."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the model and its tokenizer are."""
+
+    def forget_session(self, session: object) -> None:
+        """A session was closed."""
 
 
 class Session:
@@ -74,31 +98,22 @@ class Session:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The same in parts. Stopping early ends the answer there; what it has so far is part of the conversation."""
-        handle = self.submit(prompt, params)
-
-        def parts() -> Iterator[RequestOutput]:
-            try:
-                yield from handle
-            finally:
-                handle.cancel()
-
-        return parts()
+        return self.submit(prompt, params).stream()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Handle:
         """The same as a handle; options are those of `LLM.submit`."""
         with self._lock:
             self._begin_turn()
-            (one,) = found if len(found := split(prompt)) == 1 else (None,)
-            if one is None:
-                raise InputError(f"There are {len(found)} prompts, but a turn is one.", "Ask one after the other.")
-            ids, messages, text = self._follow(one)
-            return self._begin(ids, params, messages, text, options)
+            prompts = split(prompt)
+            if len(prompts) != 1:
+                raise InputError(f"There are {len(prompts)} prompts, but a turn is one.", "Ask one after the other.")
+            return self._begin(*self._follow(prompts[0]), params, options)
 
     def submit_whole(self, ids: Sequence[int], params: SamplingParams | None = None, **options: Any) -> Handle:
         """A turn by the tokens of the whole conversation: what they have in common with the stored is not read."""
         with self._lock:
             self._begin_turn()
-            return self._begin(list(ids), params, [], "", options)
+            return self._begin(list(ids), [], "", params, options)
 
     def reset(self) -> None:
         """Forgets the conversation; what is saved stays."""
@@ -159,7 +174,7 @@ class Session:
         self.close()
 
     def _begin(
-        self, ids: list[int], params: SamplingParams | None, messages: Messages, text: str, options: dict[str, Any]
+        self, ids: list[int], messages: Messages, text: str, params: SamplingParams | None, options: dict[str, Any]
     ) -> Handle:
         handle = self.llm.submit(ids, params, salt=self.salt, session=self.number, **options)
         self._turn = handle, messages, text
@@ -245,14 +260,14 @@ class Session:
             (self.llm.store.close if closes else self.llm.store.drop)(self.number)
 
 
-def _ids(found: torch.Tensor, vocabulary: int) -> list[int]:
+def _ids(given: torch.Tensor, vocabulary: int) -> list[int]:
     """Raises InputError for what is not token ids."""
-    ids = found.tolist() if found.ndim == 1 and not found.is_floating_point() else [-1]
+    ids = given.tolist() if given.ndim == 1 and not given.is_floating_point() else [-1]
     if not all(0 <= token < vocabulary for token in ids):
         raise InputError("its tokens are not the model's")
     return ids
 
 
-def _plain(found: Any) -> Any:
+def _plain(given: Any) -> Any:
     """As it comes back from JSON."""
-    return json.loads(json.dumps(found, sort_keys=True, default=str))
+    return json.loads(json.dumps(given, sort_keys=True, default=str))

@@ -12,7 +12,7 @@ from functools import partial
 
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
-from coattn.engine.protocols import PromptReader
+from coattn.engine.prompts import PromptReader
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams

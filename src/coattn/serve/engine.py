@@ -144,7 +144,7 @@ class EngineThread:
             self.seen = seen = Seen(llm.runner.runtime)
             if llm.not_captured is not None:  # a captured step would show itself once, when it is captured
                 llm.runner.runtime.probes.append(seen)
-            llm.runner.launched = llm.engine.boundaries.flush_outputs = self._flush
+            llm.runner.launched = llm.engine.flush_outputs = self._flush
             self.llm = llm
             self._soon(self._set, "ready", "")
             try:

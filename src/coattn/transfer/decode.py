@@ -91,7 +91,7 @@ class RemotePrefill:
         """
         ids = encode(prompt, self._llm.tokenizer, self._llm.vocabulary)
         check_length(self._llm.model, len(ids))
-        if 2 * self._llm.store.stored_tokens(ids, salt) >= len(ids):
+        if 2 * self._llm.store.sharing.stored_tokens(ids, salt) >= len(ids):
             return ids
         deadline = None if timeout is None else time.monotonic() + timeout
 

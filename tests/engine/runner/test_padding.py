@@ -11,7 +11,7 @@ from tests.hf.families import tiny
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.hf.forward import Session
 from coattn.hf.logits import head
 from coattn.method.row import compose
@@ -22,7 +22,7 @@ from coattn.types import Phase, Step
 SLOTS, LENGTH = 4, 256
 
 
-class Padded(EagerRunner):
+class Padded(Runner):
     """Runs decode steps as they are captured on a GPU, with padding rows."""
 
     def __init__(self, session: Session, runtime: Runtime) -> None:
@@ -57,7 +57,7 @@ def test_padding_rows_change_nothing(family: str, method: str, params: dict[str,
     composed = compose(find_method(method), **params)
     session = Session(tiny(family))
     runtimes = [Runtime(session.layers, composed, Ledger(), SLOTS, LENGTH, fixed=True, padding=True) for _ in range(2)]
-    plain, padded = EagerRunner(session, runtimes[0], SLOTS), Padded(session, runtimes[1])
+    plain, padded = Runner(session, runtimes[0], SLOTS), Padded(session, runtimes[1])
     draws = torch.Generator().manual_seed(1)
     history: dict[int, int] = {}
 

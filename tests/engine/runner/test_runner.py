@@ -11,8 +11,8 @@ from tests.hf.families import FAMILIES, tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.buckets import bucket_for, capture_sizes
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.capture import bucket_for, capture_sizes
+from coattn.engine.runner.runner import Runner
 from coattn.errors import WorkerError
 from coattn.hf.forward import Session
 from coattn.hf.random_model import random_model
@@ -43,7 +43,7 @@ class World:
         self.session = Session(model)
         composed = compose(find_method(method), **params)
         layers = self.session.layers
-        self.plain = EagerRunner(self.session, Runtime(layers, composed, Ledger(), SLOTS, length, fixed=True), SLOTS)
+        self.plain = Runner(self.session, Runtime(layers, composed, Ledger(), SLOTS, length, fixed=True), SLOTS)
         self.captured = GraphRunner(
             self.session, Runtime(layers, composed, self.ledger, SLOTS, length, fixed=True), SLOTS
         )

@@ -14,7 +14,7 @@ from tests.engine.runner.test_runner import METHODS
 from tests.hf.families import tiny
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.errors import WorkerError
 from coattn.hf.division import Division
 from coattn.hf.forward import Session
@@ -50,7 +50,7 @@ class Pair:
         beside, self.ledger = Ledger(), Ledger()
         for ledger in (beside, self.ledger):
             ledger.divide(division.names, [None, None], [1, 1])
-        self.plain = EagerRunner(session, Runtime(session.layers, composed, beside, SLOTS, LENGTH, fixed=True), SLOTS)
+        self.plain = Runner(session, Runtime(session.layers, composed, beside, SLOTS, LENGTH, fixed=True), SLOTS)
         runtime = Runtime(divided.layers, composed, self.ledger, SLOTS, LENGTH, fixed=True)
         assert runtime.uncaptured() is None
         self.captured = GraphRunner(divided, runtime, SLOTS)

@@ -10,7 +10,7 @@ import torch
 from tests.hf.families import FAMILIES, tiny
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion, _Pretend
 from coattn.method.row import compose
@@ -47,7 +47,7 @@ def test_prompts_are_read_in_fused_forms(family: str) -> None:
     ids = torch.randint(3, 160, (17,)).tolist()
     with Session(model) as session:
         runtime = Runtime(session.layers, compose(find_method("full"), block=8), Ledger(), 1, 64, fixed=True)
-        runner, found, entered = EagerRunner(session, runtime, 1), [], []
+        runner, found, entered = Runner(session, runtime, 1), [], []
         fusion = Fusion(session)
 
         @contextmanager

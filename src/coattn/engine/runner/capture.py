@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
-from coattn.engine.runner.buckets import bucket_for, capture_sizes
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion
@@ -39,7 +38,7 @@ class CapturedStep:
     """What capturing it took."""
 
 
-class GraphRunner(EagerRunner):
+class GraphRunner(Runner):
     """A Runner whose decode step is one CUDA graph for each batch size and for each of GPU only, GPU and host; where
     layers lie on several devices, one for each of those too.
 
@@ -47,13 +46,7 @@ class GraphRunner(EagerRunner):
     captured anew over a new mailbox.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        runtime: Runtime,
-        slots: int,
-        sizes: tuple[int, ...] | None = None,
-    ) -> None:
+    def __init__(self, session: Session, runtime: Runtime, slots: int, sizes: tuple[int, ...] | None = None) -> None:
         super().__init__(session, runtime, slots)
         self.sizes = sizes or capture_sizes(slots)
         self.always_host = False
@@ -135,14 +128,14 @@ class GraphRunner(EagerRunner):
         ]
 
     def trace(self) -> StepTrace | None:
-        """Where the time of the last decode step went. Copies a few numbers from the GPU."""
+        """Copies a few numbers from the GPU."""
         timing = self.timing()
         if self._last_replay is None or timing is None:
             return super().trace()
         return step_trace(self.runtime, self._last_replay[2], timing, self.weights)
 
     def timing(self) -> Timing | None:
-        """When the last decode step ran, and what the GPU waited for. Copies a few numbers from the GPU."""
+        """Copies a few numbers from the GPU."""
         if self._last_replay is None:
             return None
         begin, end, _, host = self._last_replay
@@ -234,3 +227,26 @@ class GraphRunner(EagerRunner):
     def _write_inputs(self, tokens: Sequence[int], history: Sequence[int]) -> None:
         self.inputs.write({"tokens": tokens, "positions": history}, {})
         self.inputs.upload()
+
+
+def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequence[int] | None = None) -> Runner:
+    """Captured steps where the method's parts allow them; layer by layer elsewhere, and says why on a GPU."""
+    reason = runtime.uncaptured()
+    if reason is not None:
+        if session.device.type == "cuda":
+            log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
+        return Runner(session, runtime, slots)
+    runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
+    runner.around = runner.fusion.active
+    return runner
+
+
+def capture_sizes(most: int) -> tuple[int, ...]:
+    """The batch sizes that are captured: 1, 2, 4, 8, then steps of 8 up to 32 and of 16 beyond; ends with `most`."""
+    sizes = [r for r in (1, 2, 4, 8, 16, 24, 32, *range(48, most, 16)) if r < most]
+    return (*sizes, most)
+
+
+def bucket_for(sizes: tuple[int, ...], count: int) -> int:
+    """The smallest captured size that holds `count` sequences; the other rows are padding."""
+    return next(r for r in sizes if r >= count)

@@ -1,11 +1,11 @@
-"""Runs steps: what an engine needs of a model under a method, and the plain way to do it."""
+"""Runs steps of a model under a method, layer by layer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,26 +31,40 @@ class Chunk(NamedTuple):
     last: bool
 
 
-class Runner(Protocol):
-    """A model, its caches, and the steps that run over them. Used by one thread at a time.
+class Runner:
+    """The Transformers modules, called layer by layer. Runs on every machine; used by one thread at a time.
 
     A step that raises leaves every sequence with the history it had, but those that the runtime calls `torn`: of these
     nothing may be used. BudgetError means that nothing was started.
     Tensors that a step returns are valid until the next one.
     """
 
-    runtime: Runtime
-    slots: int
-    """Sequences of the caches, known as `0 .. slots - 1`."""
-    best: list[int] | None
-    """The most likely token of each row of the last `decode`, where the runner knows it anyway; negative where the
-    logits were not finite. Saves greedy batches a reduction and a copy."""
+    best: list[int] | None = None
+    """The most likely token of each row of the last `decode`, where it is known without sampling; negative where the
+    logits were not finite."""
+    launched: Callable[[], None] | None = None
+    """Called while a GPU is at work on a `decode` and the host has nothing to do; never where steps run layer by
+    layer."""
+
+    def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
+        """slots: sequences of the caches, known as `0 .. slots - 1`."""
+        self.session, self.runtime, self.slots = session, runtime, slots
+        self.weights = weight_bytes(session.model)
+        self._clock = Clock()
+        runtime.probes.append(self._clock)
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
+        """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
+        self._last: tuple[int, int, Step, list[Span]] | None = None
+        if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
+            session.look_ahead()
 
     def needs(self, tokens: int) -> Mapping[Tier, int]:
         """Bytes of each tier that a sequence of so many tokens takes, of what the slots share."""
+        return self.runtime.bytes_for(tokens)
 
     def free(self) -> Mapping[Tier, int | None]:
         """Bytes of each tier that sequences can still be given; None: no limit."""
+        return self.runtime.free_bytes()
 
     def extend(
         self,
@@ -65,85 +79,6 @@ class Runner(Protocol):
         They are wanted of the last chunk of a prompt. on_layer_boundary: called between two layers; may `decode` other
         slots.
         """
-
-    def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
-        """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
-
-        -> float32 logits after the prompt's last token, `[1, vocabulary]`, on the model's device.
-        """
-
-    def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
-        """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
-
-    def mix(
-        self,
-        chunks: Sequence[Chunk],
-        slots: Sequence[int],
-        tokens: Sequence[int],
-        history: Sequence[int],
-        on_layer_boundary: Callable[[], None] | None = None,
-    ) -> Tensor | None:
-        """Stores chunks of prompts, and one token in each slot, in one forward call.
-
-        -> float32 logits `[n, vocabulary]` after the token of each slot, then after each chunk that is the last of its
-        prompt; None where there is neither. For runners whose runtime says that it mixes (`unmixed`).
-        on_layer_boundary: as of `extend`; only where there are no slots.
-        """
-
-    def busy(self) -> set[int]:
-        """Slots that a decode step would have to wait for, since something is still done for them off the steps."""
-
-    def forget(self, slot: int, length: int) -> None:
-        """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
-
-    def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
-
-    launched: Callable[[], None] | None
-    """Called while a GPU is at work on a `decode` and the host has nothing to do; never by one that runs layer by
-    layer."""
-
-    def trace(self) -> StepTrace | None:
-        """Where the time of the last `decode` went; None before the first."""
-
-    def timing(self) -> Timing | None:
-        """When the last `decode` ran, and what a GPU waited for; None where there is no GPU, or nobody measured it."""
-
-    def close(self) -> None:
-        """Gives every byte back and leaves the model as it was."""
-
-
-class EagerRunner:
-    """The Transformers modules, called layer by layer. Runs on every machine."""
-
-    best: list[int] | None = None
-    launched: Callable[[], None] | None = None
-
-    def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
-        self.session, self.runtime, self.slots = session, runtime, slots
-        self.weights = weight_bytes(session.model)
-        self._clock = Clock()
-        runtime.probes.append(self._clock)
-        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
-        """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
-        self._last: tuple[int, int, Step, list[Span]] | None = None
-        if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
-            session.look_ahead()
-
-    def needs(self, tokens: int) -> Mapping[Tier, int]:
-        return self.runtime.bytes_for(tokens)
-
-    def free(self) -> Mapping[Tier, int | None]:
-        return self.runtime.free_bytes()
-
-    def extend(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        history: int,
-        want_logits: bool,
-        on_layer_boundary: Callable[[], None] | None = None,
-    ) -> Tensor | None:
         step = step_of([Chunk(slot, tokens, history, want_logits)])
         positions = torch.arange(history, history + len(tokens))
         rows = slice(-1, None) if want_logits else None
@@ -151,6 +86,10 @@ class EagerRunner:
 
     @torch.no_grad()
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
+        """Stores tokens `start .. end` of a prompt that was read elsewhere, after the ones before them.
+
+        -> float32 logits after the prompt's last token, `[1, vocabulary]`, on the model's device.
+        """
         queried = len(given.tokens) - len(given.queries[0])
         # the queries that go with a prompt are its last ones: the tokens before them are a step of their own
         for first, last in ((start, min(end, queried)), (max(start, queried), end)):
@@ -179,6 +118,7 @@ class EagerRunner:
             raise
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
+        """Stores one token in each slot -> float32 logits after it, `[n, vocabulary]`, on the model's device."""
         step = Step.of(tuple(slots), tuple(history), (1,) * len(slots))
         logits = self._run(step, tokens, torch.tensor(history), slice(None))
         assert logits is not None
@@ -192,6 +132,12 @@ class EagerRunner:
         history: Sequence[int],
         on_layer_boundary: Callable[[], None] | None = None,
     ) -> Tensor | None:
+        """Stores chunks of prompts, and one token in each slot, in one forward call.
+
+        -> float32 logits `[n, vocabulary]` after the token of each slot, then after each chunk that is the last of its
+        prompt; None where there is neither. Where the runtime says that it mixes (`unmixed`), or there are no slots:
+        only then on_layer_boundary is called, as of `extend`.
+        """
         reading = step_of(chunks)
         ids, positions, rows = list(tokens), [*history], list(range(len(slots)))
         for chunk in chunks:
@@ -206,25 +152,31 @@ class EagerRunner:
         return self._run(step, ids, torch.tensor(positions), wanted, reading)
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
         return []
 
     def trace(self) -> StepTrace | None:
-        """Attention counts as the CPU's work, the rest of the model as the GPU's, as if there were one."""
+        """Where the time of the last `decode` went; None before the first. Layer by layer, attention counts as the
+        CPU's work and the rest of the model as the GPU's, as if there were one."""
         if self._last is None:
             return None
         begin, end, step, spans = self._last
         return step_trace(self.runtime, step, Timing(begin, end, tuple(spans), ()), self.weights)
 
     def timing(self) -> Timing | None:
+        """When the last `decode` ran, and what a GPU waited for; None where nobody measured it."""
         return None  # the host's clock does not see what a GPU does
 
     def busy(self) -> set[int]:
+        """Slots that a decode step would have to wait for, since something is still done for them off the steps."""
         return self.runtime.busy()
 
     def forget(self, slot: int, length: int) -> None:
+        """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
         self.runtime.truncate(slot, length, 0)
 
     def close(self) -> None:
+        """Gives every byte back and leaves the model as it was."""
         self.session.close()
         self.runtime.release()
 

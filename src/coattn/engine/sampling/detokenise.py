@@ -22,16 +22,20 @@ class Pieces:
         """Characters handed out so far."""
         self._start, self._read = 0, 0  # ids up to `_read` are text; those from `_start` are its context
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._stream: Any = _stream(self._skip) if self._backend is not None else None
 
     def push(self, token: int) -> str:
         """The text that became final with this token, often none."""
         if self.tokenizer is None:
             return ""
         self.ids.append(token)
-        piece = self._by_stream(token) if self._stream is not None else self._by_window()
-        self.emitted += len(piece)
-        return piece
+        # the last few tokens with and without the unread ones: the difference is new text
+        before = self._decode(self.ids[self._start : self._read])
+        after = self._decode(self.ids[self._start :])
+        if after.endswith(HALF) or len(after) <= len(before):
+            return ""
+        self._start, self._read = self._read, len(self.ids)
+        self.emitted += len(after) - len(before)
+        return after[len(before) :]
 
     def flush(self) -> str:
         """What is left at the end: bytes that never became a character, as the tokenizer shows them."""
@@ -48,26 +52,6 @@ class Pieces:
             if text.startswith(said):
                 return count, text[len(said) :]
         return 0, text
-
-    def _by_stream(self, token: int) -> str:
-        try:
-            piece: str = self._stream.step(self._backend, token) or ""
-        except Exception:
-            # some decoders rewrite earlier text when more comes, which the library's stream gives up on
-            self._stream = None
-            return self._by_window()
-        if piece:
-            self._start, self._read = self._read, len(self.ids)
-        return piece
-
-    def _by_window(self) -> str:
-        """Decodes the last few tokens with and without the unread ones: the difference is new text."""
-        before = self._decode(self.ids[self._start : self._read])
-        after = self._decode(self.ids[self._start :])
-        if after.endswith(HALF) or len(after) <= len(before):
-            return ""
-        self._start, self._read = self._read, len(self.ids)
-        return after[len(before) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._backend is not None:
@@ -157,11 +141,3 @@ class TextStream:
         if text:
             self.parts.append(text)
         return text
-
-
-def _stream(skip: bool) -> Any:
-    try:
-        from tokenizers.decoders import DecodeStream
-    except ImportError:
-        return None
-    return DecodeStream(skip_special_tokens=skip)

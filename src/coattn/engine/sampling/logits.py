@@ -70,16 +70,27 @@ class Adjust:
         ]
         self._guided = [(row, each, each.guide) for row, each in enumerate(who) if each.guide is not None]
         biases = [(row, token, value) for row, each in enumerate(who) for token, value in each.params.logit_bias]
-        self._biases = _triples(biases, device) if biases else None
+        self._biases = biases and (
+            self._index([row for row, _, _ in biases]),
+            self._index([token for _, token, _ in biases]),
+            torch.tensor([value for _, _, value in biases], dtype=torch.float32, device=device),
+        )
         if self._repeating:
             self._seen_rows = self._index([row for row, _ in self._repeating])
             self._penalty = self._column([each.params.repetition_penalty for _, each in self._repeating])
-            self._seen = self._share_seen()
+            for _, each in self._repeating:
+                if each.seen is None:
+                    each.seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+                    each.seen[torch.tensor(list(each.prompt), device=device)] = True
+            self._seen = self._share("seen", [each for _, each in self._repeating])
         if self._charged:
             self._count_rows = self._index([row for row, _ in self._charged])
             self._presence = self._column([each.params.presence_penalty for _, each in self._charged])
             self._frequency = self._column([each.params.frequency_penalty for _, each in self._charged])
-            self._counts = self._share_counts()
+            for _, each in self._charged:
+                if each.counts is None:
+                    each.counts = torch.zeros(vocab, dtype=torch.float32, device=device)
+            self._counts = self._share("counts", [each for _, each in self._charged])
         self.failed: dict[int, Exception] = {}
         """By row: why its guide could not say what may come in the last step."""
         self.idle = not (self._repeating or self._charged or self._held or self._guided or biases)
@@ -94,7 +105,7 @@ class Adjust:
             scores[self._seen_rows] = penalise(logits[self._seen_rows], self._seen, self._penalty)
         if self._charged:
             scores[self._count_rows] -= self._frequency * self._counts + self._presence * (self._counts > 0)
-        if self._biases is not None:
+        if self._biases:
             rows, tokens, values = self._biases
             scores.index_put_((rows, tokens), values, accumulate=True)
         for row, each, ends in self._held:
@@ -124,24 +135,11 @@ class Adjust:
             self.failed[row] = error
             return None
 
-    def _share_seen(self) -> Tensor:
+    def _share(self, name: str, who: Sequence[Draws]) -> Tensor:
         """One matrix for the batch; each request's row is a view of it, so it stays right when the batch changes."""
-        rows = []
-        for _, each in self._repeating:
-            if each.seen is None:
-                each.seen = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
-                each.seen[torch.tensor(list(each.prompt), device=self.device)] = True
-            rows.append(each.seen)
-        shared = torch.stack(rows)
-        for (_, each), row in zip(self._repeating, shared, strict=True):
-            each.seen = row
-        return shared
-
-    def _share_counts(self) -> Tensor:
-        zeros = torch.zeros(self.vocab, dtype=torch.float32, device=self.device)
-        shared = torch.stack([zeros if each.counts is None else each.counts for _, each in self._charged])
-        for (_, each), row in zip(self._charged, shared, strict=True):
-            each.counts = row
+        shared = torch.stack([getattr(each, name) for each in who])
+        for each, row in zip(who, shared, strict=True):
+            setattr(each, name, row)
         return shared
 
     def _index(self, rows: list[int]) -> Tensor:
@@ -162,12 +160,3 @@ def unpack(bits: Tensor, vocab: int) -> Tensor:
 
 def _which(who: Sequence[Draws], asks: Callable[[SamplingParams], bool]) -> list[tuple[int, Draws]]:
     return [(row, each) for row, each in enumerate(who) if asks(each.params)]
-
-
-def _triples(found: list[tuple[int, int, float]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    rows, tokens, values = zip(*found, strict=True)
-    return (
-        torch.tensor(rows, device=device),
-        torch.tensor(tokens, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
-    )

@@ -1,17 +1,34 @@
-"""Stored blocks as tensors by name, and back: `0.blocks.3` is what group 0 has in the blocks of layer 3."""
+"""Stored blocks: as tensors by name, where `0.blocks.3` is what group 0 has in layer 3, and in what order they go."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.step.runtime import Runtime
 
 BlockIds = Sequence[Sequence[int]]
 """Of each group of layers: blocks of its table, in order; none where its cache keeps no blocks for good."""
+
+
+@dataclass(eq=False, slots=True)
+class PrefixNode:
+    """One block of tokens, stored in one block of each table."""
+
+    key: bytes
+    blocks: tuple[int, ...]
+    number: int
+    """Blocks before it."""
+    users: int = 0
+    """Running and parked sequences that go through it."""
 
 
 class StoredBlocks:
@@ -25,11 +42,11 @@ class StoredBlocks:
 
     def read(self, ids: BlockIds) -> dict[str, Tensor]:
         """Copies on the host, `[blocks, ..]` each."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for g, own in enumerate(ids):
             for name, memory in self._memories(g).items():
-                found |= {f"{g}.{name}.{layer}": x for layer, x in memory.contents(own).items()}
-        return found
+                tensors |= {f"{g}.{name}.{layer}": x for layer, x in memory.contents(own).items()}
+        return tensors
 
     def expected(self, blocks: Sequence[int]) -> dict[str, tuple[list[int], torch.dtype]]:
         """By name: shape and element type of what `read` finds in so many blocks of each group."""
@@ -75,3 +92,40 @@ class StoredBlocks:
             return {}
         side = table.memory.side
         return {"blocks": table.memory} if side is None else {"blocks": table.memory, "side": side}
+
+
+class MemoryTier(Protocol):
+    """Stores entries in blocks of memory."""
+
+    def evict(self, count: int, table: BlockTable) -> bool:
+        """Gives up its `count` oldest entries, for the sake of a table. False: it has none."""
+
+
+class EvictionOrder:
+    """Entries that nobody uses at the moment, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Hashable, MemoryTier] = OrderedDict()
+
+    def add(self, entry: Hashable, tier: MemoryTier, oldest: bool = False) -> None:
+        """An entry was used just now. oldest: it goes first all the same."""
+        self._entries[entry] = tier
+        self._entries.move_to_end(entry, last=not oldest)
+
+    def remove(self, entry: Hashable) -> None:
+        self._entries.pop(entry, None)
+
+    def oldest(self, tier: MemoryTier, count: int) -> list[Hashable]:
+        """The oldest entries of a tier, at most so many."""
+        return list(islice((entry for entry, own in self._entries.items() if own is tier), count))
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def reclaim(self, table: BlockTable, blocks: int) -> None:
+        """Gives up entries until a table has so many free blocks more, or there are no entries."""
+        wanted = table.spare + blocks
+        while table.spare < wanted and self._entries:
+            tier = next(iter(self._entries.values()))
+            first = islice(self._entries.values(), wanted - table.spare)
+            tier.evict(sum(1 for _ in takewhile(lambda each: each is tier, first)), table)  # noqa: B023

@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,16 +18,48 @@ from torch import Tensor
 
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.engine.store.files import READER_THREADS, SUFFIX, FileCache, Loaded, Tensors
+from coattn.engine.store.keys import FORMAT, digest
 from coattn.engine.store.sealed import explain
 from coattn.engine.store.speed import DiskSpeed, PromptSpeed
-from coattn.errors import BudgetError
+from coattn.errors import BudgetError, ConfigError
+from coattn.hf.fingerprint import config_fingerprint, read_by
+from coattn.types import LayerShape
+from coattn.units import as_folder, parse_bytes
 
+LIMIT_BYTES = 16 << 30
+"""Most bytes of the files, unless said."""
 LOAD_BYTES = 64 << 20
 """That are read before it is decided again; they lie in DRAM outside the budgets until they are stored."""
 
 log = logging.getLogger("coattn")
+
+
+@dataclass(frozen=True)
+class DiskConfig:
+    """A folder, or None, and the most bytes of its files."""
+
+    folder: Path | None
+    limit: int
+
+    @staticmethod
+    def of(disk: str | Path | None, memory: int | float | str | None) -> DiskConfig:
+        """Raises ConfigError for what does not go together."""
+        limit = parse_bytes(memory, "disk_memory")
+        if disk is None and memory is not None:
+            raise ConfigError("disk_memory is given, but no folder for it.", "Give disk as well, or leave it out.")
+        return DiskConfig(as_folder("disk", disk), LIMIT_BYTES if limit is None else limit)
+
+    def key(self, model: Any, layers: Sequence[LayerShape]) -> bytes:
+        """The fingerprint of a model, by which what is stored of it is known."""
+        # files outlast the process, and may meet a model of the same configuration with other weights
+        known_by = config_fingerprint(model) if self.folder is None else read_by(model)
+        return digest(FORMAT, known_by, repr([shape.mark for shape in layers]))
+
+    def open(self, key: bytes) -> FileCache | None:
+        """The caller closes it."""
+        return None if self.folder is None else FileCache(self.folder, self.limit, {"model": key.hex()})
 
 
 @dataclass
@@ -55,32 +88,27 @@ class DiskPrefixCache:
 
     def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
         """A step that began at `start` has read tokens of prompts. waited: whether anybody waited for the device."""
-        for span in spans:
-            self.prompts.add(*span)
         on_gpu = torch.cuda.is_available()  # without a GPU a step is over when its call is
         if not waited and not self.prompts.known and on_gpu:
             torch.cuda.synchronize()
             waited = True
-        self.prompts.tick(time.perf_counter() - start, waited or not on_gpu)
+        self.prompts.note(spans, time.perf_counter() - start, waited or not on_gpu)
 
-    def spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
-        """Nodes, each `(key, number, blocks)`, are about to leave memory: those that would be read sooner than computed
-        are written if they can be."""
+    def spill(self, nodes: Sequence[PrefixNode]) -> None:
+        """Nodes are about to leave memory: those that would be read sooner than computed are written if they can be."""
+        size, block = self._blocks.block_bytes, self.block
         try:
-            self._spill(nodes)
+            nodes = [node for node in nodes if self.pays(size, node.number * block, (node.number + 1) * block)]
+            new = [node for node in nodes if node.key not in self]
+            tensors = self._blocks.read(list(zip(*(node.blocks for node in new), strict=True)))
+            for i, node in enumerate(new):
+                # a copy of its own: the queue must not keep the others' memory
+                own = {name: x[i : i + 1].clone() for name, x in tensors.items()}
+                self.files.put(_name(node.key), own, node.number)
+            self.files.touch([_name(node.key) for node in reversed(nodes)])
         except Exception as error:  # their room is needed, whatever fails here
             log.warning("Blocks cannot be put on disk: %s.", explain(error))
             self.counts["failed"] += 1
-
-    def _spill(self, nodes: Sequence[tuple[bytes, int, Sequence[int]]]) -> None:
-        block = self.block
-        nodes = [each for each in nodes if self.pays(self._blocks.block_bytes, each[1] * block, (each[1] + 1) * block)]
-        new = [each for each in nodes if each[0] not in self]
-        tensors = self._blocks.read(list(zip(*(ids for _, _, ids in new), strict=True)))
-        for i, (key, number, _) in enumerate(new):
-            # a copy of its own: the queue must not keep the others' memory
-            self.files.put(_name(key), {name: x[i : i + 1].clone() for name, x in tensors.items()}, number)
-        self.files.touch([_name(key) for key, _, _ in reversed(nodes)])
 
     def look(self, keys: Sequence[bytes], first: int) -> DiskRead | bool | None:
         """Whether the blocks `keys`, of which `first` is the number of the first, are brought back.
@@ -91,23 +119,23 @@ class DiskPrefixCache:
         if not keys or keys[0] not in self or keys[0] in self._coming or not self.prompts.known:
             return None
         self._finish_probe()
-        found = list(takewhile(self.__contains__, keys))
+        stored = list(takewhile(self.__contains__, keys))
         if not self.reads.known:
-            found = found[:READER_THREADS]
-        names, block = list(map(_name, found)), self.block
+            stored = stored[:READER_THREADS]
+        names, block = list(map(_name, stored)), self.block
         size = sum(self.files.size(name) or self._blocks.block_bytes for name in names)
-        if not self.pays(size, first * block, (first + len(found)) * block):
-            self.counts["refused_tokens"] += len(found) * block
+        if not self.pays(size, first * block, (first + len(stored)) * block):
+            self.counts["refused_tokens"] += len(stored) * block
             if self._probe is None:  # or a disk that was slow once would be so for ever
                 self._probe = self.files.load(names[:READER_THREADS])
             return False
         count = max(READER_THREADS, LOAD_BYTES // self._blocks.block_bytes)
         self.files.touch(names)  # what is brought back makes others leave, and these must not go for them
-        self._coming.add(found[0])
-        return DiskRead(found[:count], first, self.files.load(names[:count]))
+        self._coming.add(stored[0])
+        return DiskRead(stored[:count], first, self.files.load(names[:count]))
 
-    def store(self, read: DiskRead, known: Container[bytes]) -> list[tuple[bytes, int, tuple[int, ...]]]:
-        """What has come is stored in new blocks that are held, but for the `known` -> `(key, number, blocks)` of each.
+    def store(self, read: DiskRead, known: Container[bytes]) -> list[PrefixNode]:
+        """What has come is stored in new blocks that are held, but for the `known` -> a node for each, without users.
 
         Where it raises BudgetError or whatever storing fails with, nothing has changed.
         """
@@ -131,7 +159,7 @@ class DiskPrefixCache:
         ids = self._blocks.write(joined, [len(new)] * len(self._blocks.tables))
         self.files.touch(list(map(_name, read.keys)))
         self.counts["read_tokens"] += len(new) * self.block
-        return [(key, number, own) for (key, number, _), own in zip(new, zip(*ids, strict=True), strict=True)]
+        return [PrefixNode(key, own, number) for (key, number, _), own in zip(new, zip(*ids, strict=True), strict=True)]
 
     def give_up(self, read: DiskRead) -> None:
         """The request that waited for it is gone."""
@@ -144,13 +172,11 @@ class DiskPrefixCache:
     def takes(self, size: int, tokens: int) -> bool:
         """Whether a sequence of so many bytes may be parked: it is not read again sooner, and there is room for its
         file, and in DRAM for the copy that is written."""
-        if not self.pays(size, 0, tokens) or not self.files.takes_private(size):
-            return False
         try:
             available.require(size, "A parked sequence", PLACE["host"])
         except BudgetError:
             return False
-        return True
+        return self.pays(size, 0, tokens) and self.files.takes_private(size)
 
     def park(self, tensors: Tensors) -> str | None:
         """A sequence is written -> the name of its file; None: there is no room."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import heapq
 import logging
 import os
 import threading
@@ -35,6 +34,8 @@ QUEUE_BYTES = 512 << 20
 """That may wait to be written, of shared files, and of private ones; what comes while they do is lost. One private file
 may be larger."""
 READER_THREADS = 4
+WRITING = -2
+"""In place of a block's number, in the queue: below all of them, and below that of a private file, -1."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -63,12 +64,11 @@ class FileCache:
         """Guards all of what follows."""
         self._files: OrderedDict[str, int] = OrderedDict()
         """Bytes by name, the least recently used first."""
-        self._held = 0
-        self._queue: list[tuple[int, str]] = []
-        """A heap of names: the beginnings of texts are written first, since nothing is read without them. A name that
-        is not in `_queued` any more is passed over."""
-        self._queued: dict[str, Tensors] = {}
-        """By name: what is in the queue, and the one that is being written."""
+        self.held = 0
+        """Bytes of all files."""
+        self._queued: dict[str, tuple[int, Tensors]] = {}
+        """By name: the number of a block, or `WRITING`, and what is to be written. The beginnings of texts come first,
+        since nothing is read without them."""
         self._queued_bytes = {False: 0, True: 0}
         """Of shared and of private files."""
         self._claim = _claim(folder)
@@ -76,11 +76,6 @@ class FileCache:
         self._writer = ThreadPoolExecutor(1, "coattn-disk-write")
         self._loader = ThreadPoolExecutor(1, "coattn-disk-load")
         self._readers = ThreadPoolExecutor(READER_THREADS, "coattn-disk-read")
-
-    @property
-    def held(self) -> int:
-        """Bytes of all files."""
-        return self._held
 
     def __contains__(self, name: str) -> bool:
         return name in self._queued or name in self._files
@@ -101,8 +96,12 @@ class FileCache:
                 if name in self._files:
                     self._files.move_to_end(name)
                 return True
-            while self._queued_bytes[False] + size > QUEUE_BYTES and self._queue and max(self._queue)[0] > number:
-                self._lose(max(self._queue))
+            while self._queued_bytes[False] + size > QUEUE_BYTES:
+                last = max(self._queued, key=self._number, default=None)
+                if last is None or self._number(last) <= number:
+                    break
+                self._dequeue(last)
+                self.counts["skipped"] += 1
             if self._queued_bytes[False] + size > QUEUE_BYTES or _file_bytes(tensors) > self.limit:
                 self.counts["skipped"] += 1
                 return False
@@ -164,11 +163,11 @@ class FileCache:
         start = time.perf_counter()
         tensors: list[Tensors] = []
         read = 0
-        for found in self._readers.map(self._get, names):
-            if found is None:
+        for loaded in self._readers.map(self._get, names):
+            if loaded is None:
                 break
-            tensors.append(found[0])
-            read += found[1]
+            tensors.append(loaded[0])
+            read += loaded[1]
         return Loaded(tensors, read, time.perf_counter() - start)
 
     def _get(self, name: str) -> tuple[Tensors, int] | None:
@@ -176,7 +175,7 @@ class FileCache:
         with self._lock:
             queued, size = self._queued.get(name), self._files.get(name, 0)
         if queued is not None:
-            return queued, 0
+            return queued[1], 0
         try:
             tensors, facts = sealed.read(self.folder / name, FORMAT)
             if facts.get("made for") != self.made_for or facts.get("name") != name:
@@ -190,38 +189,31 @@ class FileCache:
 
     def _enqueue(self, number: int, name: str, tensors: Tensors) -> None:
         """With the lock."""
-        self._queued[name] = tensors
+        self._queued[name] = number, tensors
         self._queued_bytes[name.startswith(PRIVATE)] += _bytes(tensors)
-        heapq.heappush(self._queue, (number, name))
         self._writer.submit(self._write_next)
 
-    def _dequeue(self, name: str) -> bool:
-        """A name is not in the queue any more; with the lock. False: it was not."""
-        tensors = self._queued.pop(name, None)
-        if tensors is not None:
-            self._queued_bytes[name.startswith(PRIVATE)] -= _bytes(tensors)
-        return tensors is not None
+    def _number(self, name: str) -> int:
+        return self._queued[name][0]
 
-    def _lose(self, queued: tuple[int, str]) -> None:
-        """What is in the queue is never written; with the lock."""
-        self._queue.remove(queued)
-        heapq.heapify(self._queue)
-        if self._dequeue(queued[1]):
-            self.counts["skipped"] += 1
+    def _dequeue(self, name: str) -> None:
+        """A name is not in the queue any more; with the lock."""
+        queued = self._queued.pop(name, None)
+        if queued is not None:
+            self._queued_bytes[name.startswith(PRIVATE)] -= _bytes(queued[1])
 
     def _write_next(self) -> None:
         with self._lock:
-            if not self._queue:  # it was lost
+            if not self._queued:  # it was lost, or deleted
                 return
-            _, name = heapq.heappop(self._queue)
-            tensors = self._queued.get(name)
-        if tensors is None:
-            return
+            name = min(self._queued, key=self._number)
+            tensors = self._queued[name][1]
+            writing = self._queued[name] = WRITING, tensors
         try:
             self._write(name, tensors)
         finally:
             with self._lock:
-                if self._queued.get(name) is tensors:
+                if self._queued.get(name) is writing:
                     self._dequeue(name)
                 else:  # it was deleted while it was written
                     self._forget(name)
@@ -239,7 +231,7 @@ class FileCache:
             return
         with self._lock:
             self._files[name] = size
-            self._held += size
+            self.held += size
             self.counts["written"] += 1
             self.counts["written_bytes"] += size
         self._make_room(0)
@@ -247,28 +239,28 @@ class FileCache:
     def _make_room(self, size: int) -> None:
         """Deletes what was used least recently until there is room for a file of at most `limit` bytes."""
         with self._lock:
-            while self._files and self._held + size > self.limit:
+            while self._files and self.held + size > self.limit:
                 self.counts["deleted"] += 1
                 self._forget(next(iter(self._files)))
 
     def _forget(self, name: str) -> None:
         """Deletes a file, or what would become one; with the lock."""
         self._dequeue(name)
-        self._held -= self._files.pop(name, 0)
+        self.held -= self._files.pop(name, 0)
         with contextlib.suppress(OSError):
             (self.folder / name).unlink()
 
     def _scan(self) -> None:
         """An earlier process has left its shared files: they stay."""
-        found = []
+        files = []
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if path.name.startswith((".", PRIVATE)) and path.name != LOCK:
                     path.unlink()
                 elif path.name.endswith(SUFFIX):
-                    found.append((path.stat().st_mtime_ns, path.name, path.stat().st_size))
-        self._files.update((name, size) for _, name, size in sorted(found))
-        self._held = sum(self._files.values())
+                    files.append((path.stat().st_mtime_ns, path.name, path.stat().st_size))
+        self._files.update((name, size) for _, name, size in sorted(files))
+        self.held = sum(self._files.values())
         self._make_room(0)
 
 

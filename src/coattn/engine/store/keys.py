@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 
 FORMAT = "coattn-prefix-1"
@@ -35,11 +36,8 @@ def extend_keys(keys: list[bytes], root: bytes, tokens: Sequence[int], block: in
 
 def common_blocks(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     """Blocks that two chains of keys begin with."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[middle - 1] == other[middle - 1] else (low, middle - 1)
-    return low
+    shorter = range(min(len(one), len(other)))
+    return bisect_left(shorter, True, key=lambda b: one[b] != other[b])
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:

@@ -13,18 +13,14 @@ from torch import Tensor
 from coattn.cache import available
 from coattn.cache.block_table import BlockTable
 from coattn.cache.ledger import PLACE
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import EvictionOrder, PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
-from coattn.engine.store.eviction import EvictionOrder
 from coattn.engine.store.files import Loaded
-from coattn.engine.store.prefix import PrefixCache, PrefixNode
+from coattn.engine.store.prefix import PrefixCache
 from coattn.engine.store.sealed import explain
-from coattn.engine.store.sequence import ParkedSequence, averages_of, pack, unpack
+from coattn.engine.store.sequence import ParkedSequence, ParkKey, averages_of, pack, unpack
 from coattn.errors import BudgetError
 from coattn.step.runtime import Runtime
-
-ParkKey = tuple[str, int]
-"""`("session", number)`; `("request", id)`; `("before", session)`: what it had before the turn that runs."""
 
 log = logging.getLogger("coattn")
 

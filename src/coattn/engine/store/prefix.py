@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import cast
 
 from coattn.cache.block_table import BlockTable
-from coattn.engine.store.blocks import StoredBlocks
-from coattn.engine.store.disk import DiskPrefixCache
-from coattn.engine.store.eviction import EvictionOrder
+from coattn.engine.store.blocks import EvictionOrder, PrefixNode, StoredBlocks
+from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 
 
-@dataclass(eq=False, slots=True)
-class PrefixNode:
-    """One block of tokens, stored in one block of each table."""
+@dataclass(eq=False)
+class PrefixCursor:
+    """From when a request gets its slot until it loses it."""
 
-    key: bytes
-    blocks: tuple[int, ...]
-    number: int
-    """Blocks before it."""
-    users: int = 0
-    """Running and parked sequences that go through it."""
+    root: bytes
+    """The key before its first block."""
+    keys: list[bytes] = field(default_factory=list)
+    nodes: list[PrefixNode] = field(default_factory=list)
+    """Of its first blocks: those that other requests can begin with."""
+    shareable_tokens: int = 0
+    """See `ParkedSequence.shareable_tokens`."""
+    read: bool = False
+    """Whether it has read any token itself since it got its slot."""
+    first: bool = False
+    """Whether it has its first slot: what it finds now was stored by others."""
+    load: DiskRead | None = None
+    """Blocks on their way from the disk."""
+    refused: bool = False
+    """Whether reading the rest from the disk would take longer than computing it."""
 
 
 class PrefixCache:
@@ -69,7 +77,7 @@ class PrefixCache:
     def evict(self, count: int = 1, table: BlockTable | None = None) -> bool:
         nodes = cast("list[PrefixNode]", self._order.oldest(self, count))
         if self._disk is not None and nodes:
-            self._disk.spill([(node.key, node.number, node.blocks) for node in nodes])
+            self._disk.spill(nodes)
         for node in nodes:
             self._order.remove(node)
             del self.nodes[node.key]

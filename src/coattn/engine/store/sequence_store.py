@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from coattn.engine.request import Request
-from coattn.engine.store.blockers import resume_blocker, sharing_blocker
-from coattn.engine.store.blocks import StoredBlocks
+from coattn.engine.store.blocks import EvictionOrder, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
-from coattn.engine.store.eviction import EvictionOrder
 from coattn.engine.store.files import FileCache
-from coattn.engine.store.hit import Hit
 from coattn.engine.store.keys import common_tokens
-from coattn.engine.store.parked import ParkedStore, ParkKey
+from coattn.engine.store.parked import ParkedStore
 from coattn.engine.store.prefix import PrefixCache
-from coattn.engine.store.sequence import ParkedSequence, unpack
-from coattn.engine.store.sharing import PrefixSharing
-from coattn.engine.store.slots import SlotAssignment
+from coattn.engine.store.sequence import Hit, ParkedSequence, ParkKey, SlotAssignment, unpack
+from coattn.engine.store.sharing import PrefixSharing, resume_blocker
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -47,13 +43,12 @@ class SequenceStore:
         self._resumes = resume_blocker(runtime) is None
         self._blocks, self._order = StoredBlocks(runtime), EvictionOrder()
         self.tables = self._blocks.tables
-        blocker = sharing_blocker(runtime) if shares else "it was switched off"
         block = runtime.groups[-1].cache.block
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self._slots = SlotAssignment(runtime, self.tables, self.counts)
-        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self._slots, model, blocker, self.counts)
+        self.slots = SlotAssignment(runtime, self.tables, self.counts)
+        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self.slots, model, shares, self.counts)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
         self._takes_back = not runtime.composed.exact and not whole
@@ -69,7 +64,7 @@ class SequenceStore:
         """What is stored of a request's tokens. Changes nothing."""
         if request.given is not None and not request.given.transferred:
             return Hit()
-        for key in (_own(request), self._session_key(request)):
+        for key in (("request", request.id), self._session_key(request)):
             parked = self.parked.get(key)
             if parked is not None:
                 return Hit(key, parked)
@@ -78,18 +73,14 @@ class SequenceStore:
     def loaded(self, request: Request, wait: bool) -> bool:
         """Whether what a request would go on from is in memory by now, not on its way from the disk. wait: until it
         is."""
-        keys = (_own(request), ("session", _session(request)))
+        keys = (("request", request.id), ("session", request.session))
         return all(self.parked.loaded(self.parked.get(key), wait) for key in keys)
-
-    def choose_slot(self, hit: Hit, free: Sequence[int]) -> int:
-        """The free slot in whose window most of a hit still is; else the one that was left first."""
-        return self._slots.choose(hit, free)
 
     def attach(self, request: Request, hit: Hit) -> None:
         """A request has got an empty slot: it begins with what is stored. If that fails, it reads its tokens."""
         if request.given is not None and not request.given.transferred:
             return
-        self._try(request, lambda: self._attach(request, hit))
+        self._try(self._attach, request, hit)
         self.sharing.cursor(request).first = request.cached is None
         if request.cached is None:
             request.cached = request.stored
@@ -104,21 +95,17 @@ class SequenceStore:
         if self.sharing.blocker is not None:
             return readers
         while True:
-            found = self._readable(readers)
+            ready = self._readable(readers)
             loads = [request.cursor.load for request in readers if request.cursor and request.cursor.load]
-            if found or not wait or not loads:
-                return found
+            if ready or not wait or not loads:
+                return ready
             futures.wait([load.future for load in loads], return_when=futures.FIRST_COMPLETED)
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
-        if self.parked.get(("session", _session(request))) is not None:
+        if self.parked.get(("session", request.session)) is not None:
             return {}
         return self.sharing.shared_bytes(request)
-
-    def stored_tokens(self, tokens: Sequence[int], salt: bytes) -> int:
-        """Tokens of a text that are stored now, from any thread: a moment later it may be fewer."""
-        return self.sharing.stored_tokens(tokens, salt)
 
     def note_read(self, request: Request, start: int) -> None:
         """A request has read tokens from `start` on."""
@@ -129,11 +116,6 @@ class SequenceStore:
                 cursor.shareable_tokens = request.stored
             self.sharing.publish(request)
 
-    def note_step(self, spans: Sequence[tuple[int, int]], start: float, waited: bool) -> None:
-        """A step that began at `start` has read tokens `first .. last` of prompts: see `DiskPrefixCache`."""
-        if self.disk is not None:
-            self.disk.note_step(spans, start, waited)
-
     def release(self, request: Request, whole: bool = True) -> None:
         """A request is about to lose its slot. What it stored stays for others, and for its session.
 
@@ -142,7 +124,7 @@ class SequenceStore:
         cursor = request.cursor
         if cursor is None:
             return
-        if request.finish_reason != "cancelled" and request.finished:
+        if request.finished and request.finish_reason != "cancelled":
             self._end_turn(request)
         if cursor.load is not None and self.disk is not None:
             self.disk.give_up(cursor.load)
@@ -154,7 +136,7 @@ class SequenceStore:
 
     def forget(self, request: Request) -> None:
         """A request that lost its slot will not come back."""
-        self.parked.close(_own(request))
+        self.parked.close(("request", request.id))
 
     # sessions
 
@@ -211,8 +193,8 @@ class SequenceStore:
     def _attach(self, request: Request, hit: Hit) -> None:
         if hit.key is not None and hit.key[0] != "request":
             for kind in ("session", "before"):
-                if (kind, _session(request)) != hit.key:
-                    self.parked.close((kind, _session(request)))
+                if (kind, request.session) != hit.key:
+                    self.parked.close((kind, request.session))
         nodes = list(hit.nodes)
         if hit.key is not None:
             parked = self.parked.take(hit.key)
@@ -226,11 +208,10 @@ class SequenceStore:
 
         own: it is the request's own, which lost its slot.
         """
-        assert request.slot is not None
         back = self.parked.bring(parked)
         if back is None:
             return
-        block, slot, length = self.sharing.block, request.slot, len(back.tokens)
+        block, slot, length = self.sharing.block, request.in_slot, len(back.tokens)
         left = self._common(request, back, own)
         if left < length:
             left -= left % block
@@ -242,10 +223,10 @@ class SequenceStore:
             return
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
         try:
-            self._slots.fill(slot, length, back.groups, step if left == length else None)
+            self.slots.fill(slot, length, back.groups, step if left == length else None)
             if left < length:
                 self.runtime.truncate(slot, length, left)
-                self._slots.announce(slot, left, step)
+                self.slots.announce(slot, left, step)
         except BaseException:
             self.parked.drop(back)
             raise
@@ -262,11 +243,11 @@ class SequenceStore:
 
     def _session_key(self, request: Request) -> ParkKey:
         """Of what a session has stored; where the request takes back a cancelled turn, of what it had before that."""
-        keys: list[ParkKey] = [("session", _session(request)), ("before", _session(request))]
-        now, before = map(self.parked.get, keys)
-        goes_on = now is not None and self._common(request, now) == len(now.tokens)
-        goes_back = before is not None and not goes_on and self._common(request, before) == len(before.tokens)
-        return keys[goes_back]
+        for kind in ("session", "before"):
+            parked = self.parked.get((kind, request.session))
+            if parked is not None and self._common(request, parked) == len(parked.tokens):
+                return kind, request.session
+        return "session", request.session
 
     def _common(self, request: Request, parked: ParkedSequence, own: bool = False) -> int:
         """Of a parked sequence, the tokens that the request has too, but for those that it reads in any case."""
@@ -282,39 +263,40 @@ class SequenceStore:
 
     def _park(self, request: Request) -> None:
         """What a request has stored is kept for it, or for the next turn of its session, where it can be."""
-        assert request.slot is not None
         assert request.cursor is not None
         if request.finished:
-            key: ParkKey = "session", _session(request)
+            key: ParkKey = "session", request.session
             wanted = request.session in self._sessions
         else:
-            key, wanted = _own(request), not self.runtime.midway(request.slot)
+            key, wanted = ("request", request.id), not self.runtime.midway(request.in_slot)
         if wanted and request.stored and self._resumes:
             tokens = request.tokens(0, request.stored)
-            self.parked.park(key, request.slot, tokens, request.cursor.shareable_tokens, request.cursor.nodes)
+            self.parked.park(key, request.in_slot, tokens, request.cursor.shareable_tokens, request.cursor.nodes)
 
     def _end_turn(self, request: Request) -> None:
         """A turn is over. One that failed has changed nothing."""
-        before = self.parked.take(("before", _session(request)))
-        if before is not None and request.error is not None and request.session in self._sessions:
-            self.parked.put(("session", _session(request)), before)
-        elif before is not None:
+        before = self.parked.take(("before", request.session))
+        if before is None:
+            return
+        if request.error is not None and request.session in self._sessions:
+            self.parked.put(("session", request.session), before)
+        else:
             self.parked.drop(before)
 
     def _readable(self, readers: list[Request]) -> list[Request]:
         disk = self.disk
         for request in readers if disk is not None else ():
-            self._try(request, lambda each=request: self.sharing.load(each, disk))  # type: ignore[misc, arg-type]
+            self._try(self.sharing.load, request, disk)
         ahead: list[Request] = []
         for request in sorted(readers, key=lambda each: -each.stored):  # stable: else the oldest first
-            if not self._try(request, lambda each=request: self.sharing.must_wait(each, ahead)):  # type: ignore[misc]
+            if not self._try(self.sharing.must_wait, request, ahead):
                 ahead.append(request)
         return [each for each in readers if each in ahead and (each.cursor is None or each.cursor.load is None)]
 
-    def _try(self, request: Request, work: Callable[[], T]) -> T | None:
+    def _try(self, work: Callable[..., T], request: Request, given: object) -> T | None:
         """Whatever fails on the way from what is stored to a slot costs time alone: the request reads its text."""
         try:
-            return work()
+            return work(request, given)
         except Exception:
             log.warning("what is stored of a request cannot be used, so it is read again", exc_info=True)
             self._begin_afresh(request)
@@ -322,21 +304,10 @@ class SequenceStore:
 
     def _begin_afresh(self, request: Request) -> None:
         """A slot that got half of what is stored of a request is empty again, and the request looks for no more."""
-        assert request.slot is not None
         cursor, request.cursor, request.stored = request.cursor, None, 0
         self.counts["failed_reuse"] += 1
         if cursor is not None:
             self.prefixes.leave(cursor.nodes)
-        self.runtime.truncate(request.slot, 0, 0)
+        self.runtime.truncate(request.in_slot, 0, 0)
         cursor = self.sharing.cursor(request)
         cursor.read = cursor.refused = True
-
-
-def _own(request: Request) -> ParkKey:
-    """By which a request is known while it has no slot."""
-    return "request", request.id
-
-
-def _session(request: Request) -> int:
-    """The number of its session; -1, which no session has."""
-    return -1 if request.session is None else request.session

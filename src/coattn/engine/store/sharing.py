@@ -10,18 +10,44 @@ from itertools import takewhile
 
 from coattn.cache.snapshot import Snapshot
 from coattn.engine.request import Request
-from coattn.engine.store.blocks import StoredBlocks
-from coattn.engine.store.cursor import PrefixCursor
+from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
-from coattn.engine.store.prefix import PrefixCache, PrefixNode
+from coattn.engine.store.prefix import PrefixCache, PrefixCursor
 from coattn.engine.store.sealed import explain
-from coattn.engine.store.slots import SlotAssignment
+from coattn.engine.store.sequence import SlotAssignment
 from coattn.errors import BudgetError
+from coattn.part import MOST
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
 log = logging.getLogger("coattn")
+
+
+def resume_blocker(runtime: Runtime) -> str | None:
+    """Why a sequence cannot come back to a slot; None where it can."""
+    for group in runtime.groups:
+        for part in (group.index, group.maintenance):
+            if not part.resumes:
+                return f"{part.axis} {part.name!r}: what it knows of a sequence is not in its blocks"
+    return None
+
+
+def sharing_blocker(runtime: Runtime) -> str | None:
+    """Why requests do not share; None where they do."""
+    lost = resume_blocker(runtime)
+    if lost is not None:
+        return lost
+    if runtime.prompts.blockwise is not None:
+        return "prompts are read in blocks of their own (prefill_block)"
+    for group in runtime.groups:
+        if group.maintenance.listens >= MOST:
+            return f"maintenance {group.maintenance.name!r}: it goes by all queries of a prompt"
+        reason = group.cache.gpu.unshared
+        if reason is not None:
+            sliding = group.cache.spec.shape.sliding_window is not None
+            return f"{'layers with a sliding window' if sliding else f'cache {group.cache.config.name!r}'}: {reason}"
+    return None
 
 
 class PrefixSharing:
@@ -35,13 +61,14 @@ class PrefixSharing:
         prefixes: PrefixCache,
         slots: SlotAssignment,
         model: bytes,
-        blocker: str | None,
+        shares: bool,
         counts: Counter[str],
     ) -> None:
-        """model: its fingerprint. counts: gets the tokens that are found after a request has begun."""
+        """model: its fingerprint. shares: whether requests share where they can. counts: gets the tokens that are found
+        after a request has begun."""
         self.runtime, self.model, self.prefixes = runtime, model, prefixes
         self._blocks, self._slots, self._counts = blocks, slots, counts
-        self.blocker = blocker
+        self.blocker = sharing_blocker(runtime) if shares else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
         self.exclusive = any(group.index.by_sequence for group in runtime.groups)
@@ -96,12 +123,11 @@ class PrefixSharing:
         """A request in an empty slot begins with stored blocks."""
         if not nodes:
             return
-        assert request.slot is not None
         cursor, tokens = self.cursor(request), len(nodes) * self.block
         self.prefixes.use(nodes)
         cursor.nodes, cursor.shareable_tokens = nodes, tokens
         kept = [Snapshot(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
-        self._slots.fill(request.slot, tokens, kept, Step(Phase.PREFILL, (request.slot,), (0,), (tokens,)))
+        self._slots.fill(request.in_slot, tokens, kept, Step(Phase.PREFILL, (request.in_slot,), (0,), (tokens,)))
         request.stored = tokens
 
     def must_wait(self, request: Request, ahead: Sequence[Request]) -> bool:
@@ -140,7 +166,7 @@ class PrefixSharing:
                     disk.counts["failed"] += 1
                 cursor.refused = True
                 return
-            self.prefixes.adopt([PrefixNode(key, blocks, number) for key, number, blocks in new])
+            self.prefixes.adopt(new)
             found = self.prefixes.match(load.keys)
             if found:
                 self._attach_again(request, cursor)
@@ -157,7 +183,6 @@ class PrefixSharing:
         cursor = request.cursor
         if self.blocker is not None or cursor is None:
             return
-        assert request.slot is not None
         end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
         if end <= len(cursor.nodes):
             return
@@ -165,22 +190,21 @@ class PrefixSharing:
         for b in range(len(cursor.nodes), end):
             node = self.prefixes.nodes.get(cursor.keys[b])
             if node is None:
-                blocks = [table.owned[request.slot][b] for table in self._blocks.tables]
+                blocks = [table.owned[request.in_slot][b] for table in self._blocks.tables]
                 node = self.prefixes.add(cursor.keys[b], blocks, b)
             elif self.exclusive:
                 return
             else:
                 self.prefixes.use((node,))
                 for table, i in zip(self._blocks.tables, node.blocks, strict=True):
-                    table.swap(request.slot, b, i)
+                    table.swap(request.in_slot, b, i)
             cursor.nodes.append(node)
 
     def _attach_again(self, request: Request, cursor: PrefixCursor) -> None:
         """More of a request's tokens is stored by now than when it began."""
-        assert request.slot is not None
         assert request.cached is not None
         before = request.stored // self.block * self.block
-        self.runtime.truncate(request.slot, request.stored, 0)
+        self.runtime.truncate(request.in_slot, request.stored, 0)
         self.prefixes.leave(cursor.nodes)
         cursor.nodes, request.stored = [], 0
         self.attach(request, self.match(request))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 FADE = 0.9
 """What an observation counts once another one has come."""
 BEYOND = 2
@@ -16,25 +18,27 @@ class PromptSpeed:
         """Of tokens, of tokens times position and its square, of seconds, of seconds times position."""
         self._seen = 0
         self._open: list[tuple[int, int]] = []
+        """Read, in `_seconds` so far, but the device may not be done with them."""
         self._seconds = 0.0
 
     @property
     def known(self) -> bool:
         return self._sums[0] > 0
 
-    def add(self, start: int, end: int) -> None:
-        """Tokens `start .. end` of a prompt were read in the step that `tick` tells of next."""
-        self._open.append((start, end))
+    def note(self, spans: Sequence[tuple[int, int]], seconds: float, waited: bool) -> None:
+        """A step that read tokens `start .. end` of prompts took so long.
 
-    def tick(self, seconds: float, waited: bool) -> None:
-        """A step took so long. waited: whether the device was done then; what it still does counts for later steps."""
+        waited: whether the device was done then; what it still does counts for later steps.
+        """
+        self._open += spans
         if not self._open:
             return
         self._seconds += seconds
         if waited:
             count = sum(end - start for start, end in self._open)
             middle = sum((end - start) * (start + end) / 2 for start, end in self._open) / max(1, count)
-            self._note(count, middle, self._seconds)
+            new = (count, count * middle, count * middle**2, self._seconds, self._seconds * middle)
+            self._sums = [FADE * old + value for old, value in zip(self._sums, new, strict=True)]
             self._seen = max(self._seen, *(end for _, end in self._open))
             self._open, self._seconds = [], 0.0
 
@@ -53,10 +57,6 @@ class PromptSpeed:
     def tokens_per_s(self) -> float | None:
         """At the positions that were read."""
         return self._sums[0] / self._sums[3] if self._sums[3] > 0 else None
-
-    def _note(self, count: int, middle: float, seconds: float) -> None:
-        new = (count, count * middle, count * middle**2, seconds, seconds * middle)
-        self._sums = [FADE * old + value for old, value in zip(self._sums, new, strict=True)]
 
 
 class DiskSpeed:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.runner import EagerRunner
+from coattn.engine.runner.runner import Runner
 from coattn.errors import InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session, end_tokens
@@ -198,7 +198,7 @@ class DemoRun:
         with Session(self.loaded.model) as session:
             seen_by = Seen(self.names)
             runtime = Runtime(session.layers, composed, ledger, 1, total, probes=[seen_by])
-            runner = EagerRunner(session, runtime, 1)
+            runner = Runner(session, runtime, 1)
             try:
                 ids = self._generate(runner, name, progress)
                 lies, seen = seen_by.lies(), seen_by.shares()
@@ -227,7 +227,7 @@ class DemoRun:
             seen={how: binned(share) for how, share in seen.items()},
         )
 
-    def _generate(self, runner: EagerRunner, name: str, progress: Progress) -> list[int]:
+    def _generate(self, runner: Runner, name: str, progress: Progress) -> list[int]:
         """Greedy, from the keys and values that were read, until an end token or the longest answer."""
         count = _counter(name, self.most, progress)
         ends = end_tokens(self.loaded.model, self.loaded.tokenizer)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.engine.runner.choose import choose_runner
+from coattn.engine.runner.capture import choose_runner
 from coattn.hf.forward import Session
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
