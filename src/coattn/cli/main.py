@@ -16,9 +16,8 @@ from coattn.cli import (
     chat,
     demo,
     doctor,
-    eval_fidelity,
     eval_needle,
-    eval_perplexity,
+    eval_windows,
     evaluate,
     generate,
     methods,
@@ -51,7 +50,7 @@ def cli() -> None:
     """
 
 
-__all__ = ["cli", "eval_fidelity", "eval_needle", "eval_perplexity", "main"]
+__all__ = ["cli", "eval_needle", "eval_windows", "main"]
 
 for command in (
     doctor.doctor,

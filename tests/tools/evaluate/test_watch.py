@@ -68,8 +68,9 @@ def test_full_attention_is_its_own_shadow_to_the_bit() -> None:
 
 
 def compare(method: str, batch: int = 2, **params: Any) -> dict[str, Any]:
-    comparison, probe = Comparison(tiny("llama"), compose(METHODS[method], **params)), Fidelity()
-    pairs = [*comparison.pairs(IDS, WINDOWS, batch=batch, score_prefill=False, probes=[probe])]
+    probe = Fidelity()
+    comparison = Comparison(tiny("llama"), compose(METHODS[method], **params), probe=probe)
+    pairs = [*comparison.pairs(IDS, WINDOWS, batch)]
     assert [pair.start for pair in pairs] == [0, 40, 80]
     parts = [fidelity.window(*pair, measures) for pair, measures in zip(pairs, probe.measures(), strict=True)]
     return fidelity.summarise(parts)
@@ -124,8 +125,9 @@ def test_a_budget_is_for_one_window() -> None:
 
 
 def test_sliding_layers_are_exact_under_every_method() -> None:
-    comparison, probe = Comparison(tiny("gemma2"), compose(METHODS["streaming"], sinks=2, recent=6)), Fidelity()
-    assert len([*comparison.pairs(IDS, WINDOWS, batch=3, probes=[probe])]) == 3
+    probe = Fidelity()
+    comparison = Comparison(tiny("gemma2"), compose(METHODS["streaming"], sinks=2, recent=6), probe=probe)
+    assert len([*comparison.pairs(IDS, WINDOWS, batch=3)]) == 3
     shares = probe.measures()[..., MEASURES.index("mass")].mean((0, 1)).tolist()
     sliding = [kind == "sliding_attention" for kind in comparison.model.config.layer_types]
     assert any(sliding)
