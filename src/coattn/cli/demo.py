@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coattn.cli.options import json_option, model_options
-from coattn.cli.output import err, model_progress, out, print_json, writable
+from coattn.cli.options import json_option, load_model, model_options
+from coattn.cli.output import err, out, print_json, writable
 from coattn.units import format_bytes
 
 
@@ -30,16 +30,7 @@ from coattn.units import format_bytes
 )
 @click.option("--out", "folder", default="demo", help="Write demo.json and demo.png to this folder.")
 @json_option
-def demo(
-    model: str,
-    dtype: str,
-    device: str,
-    tokens: int,
-    max_new_tokens: int,
-    gpu_share: float,
-    folder: str,
-    as_json: bool,
-) -> None:
+def demo(tokens: int, max_new_tokens: int, gpu_share: float, folder: str, as_json: bool, **options: Any) -> None:
     """Ask seven methods about a fact in a long document, most of them with an eighth of the KV cache in GPU memory.
 
     The document is read once, and every method answers from the same keys and values. Exact methods give the answer of
@@ -53,18 +44,16 @@ def demo(
     assert target is not None
     err.print("Loading the model. The first time it is fetched and converted, which takes about a minute.")
 
-    from coattn.hf.load import load
     from coattn.provenance import provenance
     from coattn.tools.demo.picture import draw
     from coattn.tools.demo.run import run_demo
 
-    with model_progress() as show:
-        loaded = load(model, dtype=dtype, device=device, on_progress=show)
+    loaded = load_model(options)
     with stages() as stage:
         result = run_demo(loaded, tokens, max_new_tokens, gpu_share, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
-    target.write_text(json.dumps(result, indent=2) + "\n")
     figure = target.with_suffix(".png")
+    target.write_text(json.dumps(result, indent=2) + "\n")
     draw(result, figure)
     if as_json:
         print_json(result)
@@ -94,11 +83,8 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
 
 def show_table(result: dict[str, Any]) -> None:
     """The comparison, for people."""
-    out.print(
-        f"In a document of {result['document_tokens']:,} tokens, read once in {result['read_s']:.0f} s: "
-        f"“{result['fact']}”",
-        highlight=False,
-    )
+    tokens, read_s = result["document_tokens"], result["read_s"]
+    out.print(f"In a document of {tokens:,} tokens, read once in {read_s:.0f} s: “{result['fact']}”", highlight=False)
     out.print(f"Asked: “{result['question']}”", highlight=False)
     cap = f"{format_bytes(result['gpu_cap'])}, {result['gpu_share']:.1%} of the KV"
     table = Table(title=f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)
@@ -108,9 +94,7 @@ def show_table(result: dict[str, Any]) -> None:
         table.add_row(
             f"[bold]{row['method']}[/bold]",
             "exact" if row["exact"] else "lossy",
-            f"{row['gpu_share']:.0%}",
-            f"{row['host_share']:.0%}",
-            f"{row['attended']:.0%}",
+            *(f"{row[share]:.0%}" for share in ("gpu_share", "host_share", "attended")),
             "[green]yes[/green]" if row["found"] else "[red]no[/red]",
             escape(" ".join(row["answer"].split())),
         )
