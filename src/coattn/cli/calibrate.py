@@ -9,7 +9,7 @@ import click
 
 from coattn.cli.evaluate import load_to_compare
 from coattn.cli.options import Count, Number, count_option, join, json_option, model_options, text_option
-from coattn.cli.output import err, out, print_json, progress, writable
+from coattn.cli.output import err, out, print_json, stages, writable
 from coattn.text import read_text
 from coattn.units import format_bytes
 
@@ -37,15 +37,11 @@ def samples(default: int, what: str) -> Sequence[Callable[[Any], Any]]:
     )
 
 
-def run(options: dict[str, Any], what: str, write: Callable[..., dict[str, Any]], **chosen: Any) -> dict[str, Any]:
+def run(options: dict[str, Any], write: Callable[..., dict[str, Any]], **chosen: Any) -> dict[str, Any]:
     """Loads the model and writes the file, with a bar that shows how far it is -> what was found."""
     text, target = read_text(options["text_file"]), writable(options["target"])
     loaded = load_to_compare(options)
-    with progress(what, None) as bar:
-
-        def report(what: str, done: int, of: int) -> None:
-            bar.update(bar.task_ids[0], description=what, completed=done, total=of)
-
+    with stages() as report:
         return write(loaded, text, target, progress=report, **chosen)
 
 
@@ -76,7 +72,7 @@ def hcattention(**options: Any) -> None:
 
     chosen = {name: options[name] for name in ("groups", "centroids", "samples", "length", "seed")}
     turned, shared = not options["plain"], not options["separate"]
-    made = run(options, "calibrating", write_codebook, shared=shared, turned=turned, **chosen)
+    made = run(options, write_codebook, shared=shared, turned=turned, **chosen)
     errors = made["relative_error"]
     line = (
         f"{len(errors)} layers, {made['groups']} groups, {made['centroids']:,} centroids, "
@@ -108,7 +104,7 @@ def duo(**options: Any) -> None:
     from coattn.tools.calibrate.heads import write_heads
 
     chosen = {name: options[name] for name in ("rho", "lengths", "samples", "sinks", "recent", "seed")}
-    made = run(options, "reading prompts", write_heads, **chosen)
+    made = run(options, write_heads, **chosen)
     total = sum(map(len, made["scores"]))
     known = [score for layer in made["scores"] for score in layer if score is not None]
     line = f"{made['retrieval']} of {total} KV heads retrieve; needle mass {min(known):.4f} to {max(known):.4f}"
@@ -126,7 +122,7 @@ def infinigen(**options: Any) -> None:
     """
     from coattn.tools.calibrate.skews import write_skew
 
-    made = run(options, "reading the text", write_skew, length=options["length"])
+    made = run(options, write_skew, length=options["length"])
     kept = made["kept"]
     line = (
         f"{len(kept)} layers, {made['tokens']:,} tokens; a fifth of the columns holds {sum(kept) / len(kept):.1%} of "

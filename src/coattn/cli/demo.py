@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from coattn.cli.options import json_option, load_model, model_options
-from coattn.cli.output import err, out, print_json, writable
+from coattn.cli.output import err, out, print_json, stages, writable
 from coattn.units import format_bytes
 
 
@@ -49,7 +46,7 @@ def demo(tokens: int, max_new_tokens: int, gpu_share: float, folder: str, as_jso
     from coattn.tools.demo.run import run_demo
 
     loaded = load_model(options)
-    with stages() as stage:
+    with stages(tell=True) as stage:
         result = run_demo(loaded, tokens, max_new_tokens, gpu_share, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
     figure = target.with_suffix(".png")
@@ -60,25 +57,6 @@ def demo(tokens: int, max_new_tokens: int, gpu_share: float, folder: str, as_jso
         return
     show_table(result)
     err.print(f"wrote {target} and {figure}", soft_wrap=True)
-
-
-@contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar after another on stderr; where that is no terminal, a line at the beginning of each."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        known: set[str] = set()
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known.add(what)
-                bar.reset(task, description=what, total=total)
-                if not err.is_terminal:
-                    err.print(f"{what} ...", highlight=False)
-            bar.update(task, completed=done)
-
-        yield show
 
 
 def show_table(result: dict[str, Any]) -> None:

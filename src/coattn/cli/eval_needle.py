@@ -10,6 +10,7 @@ from rich.table import Table
 from coattn.cli.evaluate import evaluate
 from coattn.cli.options import (
     Count,
+    compose_method,
     count_option,
     gpu_kv_option,
     host_kv_option,
@@ -20,7 +21,6 @@ from coattn.cli.options import (
     model_options,
     numbers,
     out_option,
-    parse_settings,
     settings_option,
 )
 from coattn.cli.output import keep, out, print_json, progress, save, writable
@@ -67,8 +67,6 @@ engine_options = join(
 @json_option
 def needle(**options: Any) -> None:
     """Hide a key in a long text, ask for it, and show at which depths and lengths it is found."""
-    from coattn.method.row import compose
-    from coattn.method.table import find_method
     from coattn.provenance import provenance
     from coattn.tools.evaluate import needle as grid_of
     from coattn.tools.evaluate.asking import Asker
@@ -81,8 +79,7 @@ def needle(**options: Any) -> None:
         raise ConfigError("--gpu-kv and --gpu-share exclude each other.", "Give one of them.")
     if options["haystack"] and options["text_file"]:
         raise ConfigError("--haystack and --text mean the same.", "Give one of them.")
-    params = parse_settings(options["settings"])
-    composed = compose(find_method(options["method"]), **params)
+    composed = compose_method(options)
     options |= {name: options[name] or value for name, value in (QUICK if options["quick"] else GRID).items()}
     text, target = read_text(options["haystack"] or options["text_file"] or None), writable(options["target"])
     needles = read_needles(options["needles"]) if options["needles"] else []
@@ -91,7 +88,7 @@ def needle(**options: Any) -> None:
     lengths, depths, keys, seed = (options[name] for name in ("lengths", "depths", "keys", "seed"))
     cells = {cell.name: cell for cell in grid_of.grid(lengths, depths, keys=keys, needles=needles, seed=seed)}
     loaded = load_model(options)
-    asker = Asker(loaded, composed.method, params, **memory, batch=options["batch"], chunk=options["chunk"])
+    asker = Asker(loaded, composed, **memory, batch=options["batch"], chunk=options["chunk"])
     asker.check_length(max(lengths), grid_of.NEW_TOKENS)  # before a text of that length is made
     haystack = Haystack(text, loaded.tokenizer, max(lengths))
     prompts = {name: grid_of.prompt(cell, haystack) for name, cell in cells.items()}

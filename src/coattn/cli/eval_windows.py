@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from coattn.cli.evaluate import evaluate, prepare, shared_options
-from coattn.cli.options import parse_settings
+from coattn.cli.options import compose_method
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import InputError
 
 if TYPE_CHECKING:
-    from coattn.tools.evaluate.paired import Pair
     from coattn.tools.evaluate.watch import Fidelity
 
-Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
-"""Windows in numbers -> the figures of the whole."""
 QUICK = {"prefill": 2048, "decode": 32, "stride": 8192, "length": 16384}
 """Two windows: a few minutes for the embedded model on two cores."""
 
@@ -31,12 +28,9 @@ def perplexity(**options: Any) -> None:
     The first tokens of each window (--prefill) are prefilled exactly. The method reads the next ones (--decode) one
     decode step at a time. The confidence interval of the ratio comes from paired differences of the tokens' losses.
     """
-    from coattn.tools.evaluate.perplexity import summarise, window
+    from coattn.tools.evaluate import perplexity as measure
 
-    def part(pair: Pair, _number: int) -> dict[str, Any]:
-        return window(pair.start, pair.own, pair.full)
-
-    compare_windows(options, "perplexity", part, summarise, describe_perplexity)
+    compare_windows(options, "perplexity", measure, describe_perplexity)
 
 
 @evaluate.command()
@@ -56,30 +50,21 @@ def fidelity(quick: bool, **options: Any) -> None:
     if quick:
         options |= {name: value for name, value in QUICK.items() if options[name] is None}
 
-    from coattn.tools.evaluate.fidelity import summarise, window
+    from coattn.tools.evaluate import fidelity as measure
     from coattn.tools.evaluate.watch import Fidelity
 
-    probe = Fidelity()
-
-    def part(pair: Pair, number: int) -> dict[str, Any]:
-        return window(pair.start, pair.own, pair.full, probe.measures()[number])
-
-    compare_windows(options, "fidelity", part, summarise, describe_fidelity, probe)
+    compare_windows(options, "fidelity", measure, describe_fidelity, Fidelity())
 
 
 def compare_windows(
     options: dict[str, Any],
     kind: str,
-    part: Callable[[Pair, int], dict[str, Any]],
-    summarise: Summarise,
+    measure: Any,
     describe: Callable[[dict[str, Any]], str],
     probe: Fidelity | None = None,
 ) -> None:
-    """Runs the windows and gives the result out. part: a pair and its number in this run -> one window in numbers."""
-    from coattn.method.row import compose
-    from coattn.method.table import find_method
-
-    composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
+    """Runs the windows and gives the result out. measure: the module that makes numbers of windows and sums them up."""
+    composed = compose_method(options)
     target, subject = writable(options["target"]), prepare(options)
 
     from coattn.provenance import provenance
@@ -97,10 +82,10 @@ def compare_windows(
 
         for number, pair in enumerate(comparison.pairs(subject.ids, windows, options["batch"], report)):
             peaks = {name: max(peak, pair.own.report[name]) for name, peak in peaks.items()}
-            rows.append(part(pair, number))
+            rows.append(measure.window(*pair, *([] if probe is None else [probe.measures()[number]])))
             keep(target, windows=rows)
     result = {
-        **summarise(rows),
+        **measure.summarise(rows),
         "windows": rows,
         "evaluation": kind,
         **subject.config(),

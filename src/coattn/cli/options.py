@@ -19,7 +19,7 @@ from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
     from coattn.hf.load import Loaded
-    from coattn.method.row import Method
+    from coattn.method.row import Composed, Method
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -218,15 +218,21 @@ class EngineOptions:
         return load_model({"model": self.model, "dtype": self.dtype, "device": device}, on_host=on_host)
 
 
-def engine_options(command: F) -> F:
-    """The options of a model and of a method as one argument, `engine`."""
-    names = [each.name for each in fields(EngineOptions)]
+def bundle(kind: type[Any], argument: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """These options as one argument: the dataclass `kind`, whose fields they are."""
+    names = [each.name for each in fields(kind)]
 
-    @wraps(command)
-    def run(**given: Any) -> Any:
-        return command(engine=EngineOptions(**{name: given.pop(name) for name in names}), **given)
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            return command(**{argument: kind(**{name: given.pop(name) for name in names})}, **given)
 
-    return join(model_options, devices_options, method_options(None), weights_option)(cast("F", run))
+        return join(*options)(cast("F", run))
+
+    return decorate
+
+
+engine_options = bundle(EngineOptions, "engine", model_options, devices_options, method_options(None), weights_option)
 
 
 def load_model(options: dict[str, Any], on_host: bool = False) -> Loaded:
@@ -237,6 +243,14 @@ def load_model(options: dict[str, Any], on_host: bool = False) -> Loaded:
         return load(
             options["model"], dtype=options["dtype"], device=options["device"], on_host=on_host, on_progress=show
         )
+
+
+def compose_method(options: dict[str, Any]) -> Composed:
+    """The row of `method_options`. Raises ConfigError, before a model is loaded, where --method or --set is wrong."""
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
+
+    return compose(find_method(options["method"]), **parse_settings(options["settings"]))
 
 
 def is_given(name: str) -> bool:

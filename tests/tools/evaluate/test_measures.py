@@ -55,7 +55,7 @@ def test_comparison_splits_the_text_at_the_first_decode_step() -> None:
     own, full = (
         Forced(3, torch.tensor([1.0, 1.0, 1.0, x, x], dtype=torch.float64), torch.eye(3), {}) for x in (2.0, 1.0)
     )
-    result = perplexity.compare(own, full)
+    result = perplexity.summarise([perplexity.window(0, own, full)])
     assert result["tokens"] == 5
     assert result["ratio"] == pytest.approx(math.exp(2 / 5))
     assert result["decode"] == {

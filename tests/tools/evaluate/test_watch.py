@@ -85,14 +85,8 @@ def test_everything_attended_is_no_difference_at_all(method: str, params: dict[s
 
 def test_a_method_stands_between_random_and_the_oracle() -> None:
     budget = 16
-    floor, method, ceiling = (
-        compare(name, **params)
-        for name, params in (
-            ("random", {"budget": budget}),
-            ("streaming", {"sinks": 2, "recent": budget - 2}),
-            ("oracle", {"budget": budget}),
-        )
-    )
+    floor, ceiling = compare("random", budget=budget), compare("oracle", budget=budget)
+    method = compare("streaming", sinks=2, recent=budget - 2)
     for found in (floor, method, ceiling):
         assert found["share_attended"] == pytest.approx(sum(budget / n for n in range(51, 57)) / 6)
     assert ceiling["mass"] > max(floor["mass"], method["mass"])

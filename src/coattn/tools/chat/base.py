@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
+from coattn.engine.sampling.params import SamplingParams
+
 Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """How answers are drawn."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Partner(Protocol):
     def said(self) -> Messages:
         """The conversation so far, where it goes on from a saved one."""
 
-    def answer(self, messages: Messages, asked: AnswerOptions) -> Iterator[str]:
+    def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
         """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
 
     def switch(self, method: str) -> str:

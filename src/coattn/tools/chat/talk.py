@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, ConfigError
 from coattn.text import decode, read_bytes
-from coattn.tools.chat.base import AnswerOptions, Messages, Partner, Stats
+from coattn.tools.chat.base import Messages, Partner, Stats
 from coattn.units import format_bytes
 
 HELP = """/file PATH    put a text file before your next message
@@ -26,7 +28,7 @@ class Talk:
     def __init__(
         self,
         partner: Partner,
-        asked: AnswerOptions,
+        asked: SamplingParams,
         system: str | None,
         read: Callable[[str], str],
         write: Callable[[str], None],
@@ -44,6 +46,8 @@ class Talk:
         while True:
             try:
                 said = self._message()
+                if said.strip() in ("/quit", "/exit"):
+                    return
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -52,8 +56,6 @@ class Talk:
             except CoattnError as error:
                 self._fail(error)
                 continue
-            if said.strip() in ("/quit", "/exit"):
-                return
             try:
                 self._do(said)
             except CoattnError as error:
@@ -104,21 +106,17 @@ class Talk:
     def _ask(self, said: str) -> None:
         asked: Messages = [*self.messages, {"role": "user", "content": "\n\n".join([*self._files, said])}]
         pieces: list[str] = []
-        answer = self.partner.answer(asked, self.asked)
         try:
-            for piece in answer:
-                pieces.append(piece)
-                self._write(piece)
+            with closing(self.partner.answer(asked, self.asked)) as answer:
+                for piece in answer:
+                    pieces.append(piece)
+                    self._write(piece)
         except KeyboardInterrupt:
             self._tell("\n(stopped)")
         except CoattnError:
             if pieces:
                 self._write("\n")
             raise
-        finally:
-            close = getattr(answer, "close", None)
-            if close is not None:
-                close()
         self._write("\n")
         # what failed is not part of the conversation, and can be asked again
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
@@ -12,7 +12,7 @@ from coattn.errors import InputError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
-from coattn.method.row import Method
+from coattn.method.row import Composed
 
 Progress = Callable[[int], None]
 """Gets how many tokens of prompts were read since the last call."""
@@ -36,8 +36,7 @@ class Asker:
     """
 
     loaded: Loaded
-    method: Method
-    params: Mapping[str, Any]
+    composed: Composed
     gpu_kv: str | None
     host_kv: str | None
     gpu_share: float | None
@@ -69,13 +68,13 @@ class Asker:
             gpu_kv = self.gpu_kv if share is None else int(share * most * batch * self._token_bytes)
             with LLM(
                 self.loaded,
-                self.method,
+                self.composed.method,
                 gpu_kv=gpu_kv,
                 host_kv=self.host_kv,
                 max_batch=batch,
                 max_length=most,
                 chunk=self.chunk or most,
-                **self.params,
+                **self.composed.params,
             ) as llm:
                 yield from self._answers(llm, group, length, new_tokens, progress)
                 report = llm.report()

@@ -66,11 +66,6 @@ def summarise(windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def compare(method: Forced, full: Forced) -> dict[str, Any]:
-    """`summarise` of one text."""
-    return summarise([window(0, method, full)])
-
-
 def _values(own: float, full: float, ratio_95: list[float] | None, tokens: int) -> dict[str, Any]:
     return {
         "perplexity": math.exp(own),
