@@ -15,7 +15,7 @@ from coattn.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM
-    from coattn.tools.chat.base import Partner
+    from coattn.tools.chat.talk import Partner
 
 ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights_on_gpu", "max_length")
 """Options of an engine in this process."""

@@ -97,26 +97,19 @@ def prepare(options: dict[str, Any]) -> Subject:
     from coattn.hf.generate import positions
     from coattn.tools.evaluate.windows import choose
 
-    decode, length = options["decode"] or DECODE, options["length"]
-    if options["prefill"] is None and length is None:
-        length = LENGTH
-    limit = positions(loaded)
-    wanted = options["prefill"] + decode if options["prefill"] is not None else length
+    decode, length, limit = options["decode"] or DECODE, options["length"], positions(loaded)
+    if options["prefill"] is not None:
+        named, wanted = "--prefill and --decode make", options["prefill"] + decode
+    else:
+        length = length or LENGTH
+        named, wanted = "--length is", length
     if limit is not None and wanted > limit:
-        named = "--prefill and --decode make" if options["prefill"] is not None else "--length is"
         raise InputError(
             f"{named} {wanted:,}, but {loaded.name} has only {limit:,} positions.", f"Give {limit} or less."
         )
     ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
-    windows = choose(
-        len(ids),
-        decode=decode,
-        prefill=options["prefill"],
-        length=length,
-        start=options["start"],
-        stride=options["stride"],
-        name=text.name,
-    )
+    given = {name: options[name] for name in ("prefill", "start", "stride")}
+    windows = choose(len(ids), decode=decode, length=length, name=text.name, **given)
     return Subject(loaded, text, ids, windows)
 
 

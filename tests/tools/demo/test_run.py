@@ -17,7 +17,7 @@ from coattn.hf.load import Loaded
 from coattn.hf.prefilled import prefill
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.step.runtime import LayerGroup
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.tools.demo.prompt import FACT, plant
 from coattn.tools.demo.run import SHOWN, UNCAPPED, DemoRun, check_cap, run_demo, write_book
 from coattn.tools.demo.seen import Names, Seen
@@ -86,6 +86,11 @@ class Counting(Seen):
     """Counts what the lists say, beside what was recognised."""
 
     listed = 0
+    last: Counting
+
+    def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
+        Counting.last = self
 
     def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         super().selected(group, call, selection, states)
@@ -98,13 +103,7 @@ class Counting(Seen):
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_every_entry_that_is_attended_is_recognised(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Counting] = []
-
-    def opened(*arguments: Any) -> Counting:
-        made.append(Counting(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr("coattn.tools.demo.run.Seen", opened)
+    monkeypatch.setattr("coattn.tools.demo.run.Seen", Counting)
     own = loaded()
     planted = plant(own, TOKENS, ANSWER)
     document = prefill(own.model, planted.ids)
@@ -113,7 +112,7 @@ def test_every_entry_that_is_attended_is_recognised(name: str, tmp_path: Path, m
     DemoRun(own, document, planted, Names(document), tmp_path / "book", ANSWER, SHARE).answer(name, lambda *_: None)
     layers, heads = 2, 2
     new = sum(range(1, ANSWER)) * layers * heads  # of the answer, in every step all that is there: never in DRAM
-    assert sum(float(count.sum()) for count in made[0].seen.values()) == made[0].listed - new
+    assert sum(float(count.sum()) for count in Counting.last.seen.values()) == Counting.last.listed - new
 
 
 def test_names_find_positions() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import EngineError, InputError
-from coattn.tools.chat.base import Messages, Stats
+from coattn.tools.chat.talk import Messages, Stats
 
 
 class Local:

@@ -12,7 +12,7 @@ from typing import Any
 
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError, InputError, UnsupportedError
-from coattn.tools.chat.base import Messages, Stats
+from coattn.tools.chat.talk import Messages, Stats
 
 TIMEOUT = 600.0
 """Seconds without a byte; a server of ours shows signs of life more often."""

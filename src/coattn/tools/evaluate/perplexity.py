@@ -51,8 +51,6 @@ def window(start: int, method: Forced, full: Forced) -> dict[str, Any]:
 
 def summarise(windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Perplexity over all windows, whole, and over their decode steps alone, where the method had its say."""
-    if not windows:
-        return {}
     own, full = (
         torch.tensor([x for w in windows for x in w[name]], dtype=torch.float64) for name in ("losses", "losses_full")
     )
