@@ -40,8 +40,6 @@ def test_forced_losses_equal_the_models_own(family: str) -> None:
     forced = force(model, IDS, 60, "full")
     torch.testing.assert_close(forced.losses.float(), losses, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(forced.logits, logits[60:].float(), atol=5e-5, rtol=5e-5)
-    assert len(forced.losses) == 89
-    assert forced.logits.shape[0] == 30
 
 
 def test_the_head_caps_logits_as_the_model_does() -> None:
