@@ -114,18 +114,18 @@ def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pyte
     assert done.stderr.startswith("error: It failed.")
 
 
-def test_a_budget_that_is_no_size(folder: Path) -> None:
-    assert_refused(coattn("generate", "w1", "--model", str(folder), "--gpu-kv", "lots"), "--gpu-kv is 'lots'")
-
-
-def test_a_prompt_longer_than_the_positions(folder: Path) -> None:
-    done = coattn("generate", " ".join(["w5"] * 600), "--model", str(folder))
-    assert_refused(done, "600 tokens", "only 512 positions")
-
-
-def test_a_text_longer_than_the_positions(folder: Path) -> None:
-    done = coattn("eval", "fidelity", "--model", str(folder), "--length", "600")
-    assert_refused(done, "--length is 600", "only 512 positions")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "w1", "--gpu-kv", "lots"], ["--gpu-kv is 'lots'"]),
+        (["generate", " ".join(["w5"] * 600)], ["600 tokens", "only 512 positions"]),
+        (["eval", "fidelity", "--length", "600"], ["--length is 600", "only 512 positions"]),
+        (["chat"], ["no chat template", "coattn generate --raw"]),
+    ],
+    ids=["size", "prompt", "text", "template"],
+)
+def test_refused_by_the_model(folder: Path, arguments: list[str], words: list[str]) -> None:
+    assert_refused(coattn(*arguments, "--model", str(folder), stdin="w1\n"), *words)
 
 
 def test_a_text_that_is_too_short(folder: Path, tmp_path: Path) -> None:
@@ -165,18 +165,13 @@ def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
 
 def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
-    parts = {
-        "cache": "recent",
-        "select": "maw_threshold",
-        "executor": "cpu",
-        "index": "averages",
-        "maintenance": "recall",
-    }
-    rows.write_text("\n".join(["[method.odd]", *(f'{axis} = "{name}"' for axis, name in parts.items())]))
-    done = coattn("generate", "hello", "--method", str(rows))
-    assert_refused(
-        done, "index 'averages' needs", "select 'maw_threshold' needs", "maintenance 'recall' needs", "DRAM tier"
+    rows.write_text(
+        '[method.odd]\ncache = "recent"\nselect = "maw_threshold"\nexecutor = "cpu"\nindex = "averages"\n'
+        'maintenance = "recall"\n'
     )
+    done = coattn("generate", "hello", "--method", str(rows))
+    needs = [f"{part} needs" for part in ("index 'averages'", "select 'maw_threshold'", "maintenance 'recall'")]
+    assert_refused(done, *needs, "DRAM tier")
 
 
 def test_a_row_that_attends_where_nobody_does(tmp_path: Path) -> None:
@@ -271,11 +266,6 @@ def test_prompts_longer_than_the_positions_do_not_calibrate(folder: Path, tmp_pa
     assert not made.exists()
 
 
-def test_a_model_without_a_chat_template_does_not_chat(folder: Path) -> None:
-    done = coattn("chat", "--model", str(folder), stdin="w1\n")
-    assert_refused(done, "no chat template", "coattn generate --raw")
-
-
 def test_a_session_that_could_not_be_saved_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sessions").write_text("a file where the folder should be")
     monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
@@ -329,7 +319,7 @@ def test_a_refused_command_leaves_no_file(tmp_path: Path, folder: Path) -> None:
     text.write_text("w1 w2 w3 " * 40)
     made = tmp_path / "book.safetensors"
     asked = ["calibrate", "hcattention", "--model", str(folder), "--text", str(text), "--groups", "7"]
-    assert_refused(coattn(*asked, "--out", str(made)), "--groups is 7")
+    assert_refused(coattn(*asked, "--out", str(made)), "--groups is 7", "does not divide the head size")
     assert not made.exists()
 
 

@@ -54,19 +54,9 @@ def test_a_process_reads_until_it_is_told_to_end(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "key").write_text("secret\n")
     place = f"shm://{tmp_path / 'socket'}"
-    command = [
-        sys.executable,
-        "-m",
-        "coattn",
-        "serve",
-        "--role",
-        "prefill",
-        "--prefill-at",
-        place,
-        "--dtype",
-        "float32",
-    ]
-    more = ["--model", str(tmp_path / "model"), "--transfer-key-file", str(tmp_path / "key"), "--device", "cpu"]
+    command = [sys.executable, "-m", "coattn", "serve", "--role", "prefill", "--prefill-at", place]
+    more = ["--model", str(tmp_path / "model"), "--transfer-key-file", str(tmp_path / "key")]
+    more += ["--device", "cpu", "--dtype", "float32"]
     process = subprocess.Popen([*command, *more], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.run import coattn
 from tests.serve.running import Running
 
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import InputError, UnsupportedError
-from coattn.tools.chat.base import AnswerOptions
 from coattn.tools.chat.remote import Remote
 
 
@@ -79,7 +79,7 @@ def test_a_conversation_with_a_server(server: Running) -> None:
     partner = Remote(server.url)
     assert partner.model == "small"
     messages = [{"role": "user", "content": "hello"}]
-    text = "".join(partner.answer(messages, AnswerOptions(6, 0.0, 1.0)))
+    text = "".join(partner.answer(messages, SamplingParams(6, 0.0, 1.0)))
     body = {"messages": messages, "max_tokens": 6, "temperature": 0}
     assert text == server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
     assert partner.stats is not None
@@ -88,14 +88,14 @@ def test_a_conversation_with_a_server(server: Running) -> None:
     with pytest.raises(UnsupportedError):
         partner.switch("cpu")
     with pytest.raises(InputError, match="maximum context"):
-        list(partner.answer([{"role": "user", "content": "x" * 300}], AnswerOptions(6, 0.0, 1.0)))
+        list(partner.answer([{"role": "user", "content": "x" * 300}], SamplingParams(6, 0.0, 1.0)))
     with pytest.raises(InputError, match="not served"):
-        list(Remote(server.url, model="other").answer(messages, AnswerOptions(6, 0.0, 1.0)))
+        list(Remote(server.url, model="other").answer(messages, SamplingParams(6, 0.0, 1.0)))
 
 
 def test_leaving_an_answer_cancels_it(server: Running) -> None:
     before = server.llm.report()["requests"]["cancelled"]
-    answer = Remote(server.url + "/v1").answer([{"role": "user", "content": "hi"}], AnswerOptions(200, 0.0, 1.0))
+    answer = Remote(server.url + "/v1").answer([{"role": "user", "content": "hi"}], SamplingParams(200, 0.0, 1.0))
     next(iter(answer))
     answer.close()  # type: ignore[attr-defined]
     server.until_idle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,26 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.bench import numbers
 from coattn.cli.options import (
     Count,
     Number,
     devices_options,
     is_given,
     json_option,
+    numbers,
     parse_devices,
     parse_settings,
-    seconds_option,
 )
 from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
 from coattn_lab.cli.groups import bench
+
+
+def seconds_option(default: float) -> Callable[[Any], Any]:
+    """--seconds of a benchmark of decode steps."""
+    text = "Longest time for a row; it always runs three steps."
+    return click.option("--seconds", default=default, type=Number(0), help=text)
 
 
 @bench.command()

@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from coattn.cli.bench import numbers
-from coattn.cli.options import Count, json_option, seconds_option
+from coattn.cli.options import Count, json_option, numbers
 from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
-from coattn_lab.cli.bench_decode import measure, shares, show
+from coattn_lab.cli.bench_decode import measure, seconds_option, shares, show
 from coattn_lab.cli.groups import bench
 
 

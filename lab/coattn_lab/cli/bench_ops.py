@@ -8,8 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.bench import numbers
-from coattn.cli.options import Count, Number, is_given, json_option
+from coattn.cli.options import Count, Number, is_given, json_option, numbers
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn_lab.cli.groups import bench

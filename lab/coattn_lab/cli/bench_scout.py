@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from coattn.cli.bench import numbers
-from coattn.cli.options import Count, Number, json_option, parse_settings, seconds_option
+from coattn.cli.options import Count, Number, json_option, numbers, parse_settings
 from coattn.cli.output import out, print_json, save, writable
 from coattn.errors import ConfigError
 from coattn.units import parse_bytes
-from coattn_lab.cli.bench_decode import collect, show
+from coattn_lab.cli.bench_decode import collect, seconds_option, show
 from coattn_lab.cli.groups import bench
 
 ON_A_MODEL = ("6", "table1")

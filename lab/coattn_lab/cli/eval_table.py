@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.bench import numbers
-from coattn.cli.evaluate import load_model
-from coattn.cli.options import Count, json_option, model_options, parse_settings
+from coattn.cli.evaluate import load_to_compare
+from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
 from coattn.cli.output import err, print_json, progress, writable
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import read_text
@@ -140,7 +139,7 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, but results are to be kept there.", "Choose another --out.")
     hold = parse_bytes(options["hold"], "hold")
-    loaded = load_model(options)
+    loaded = load_to_compare(options)
     folder.mkdir(parents=True, exist_ok=True)
     lengths = options["length"] or ([] if given else [LENGTH])
     files = given or [make_needles(loaded, text, lengths, DEPTHS, 42, folder / "prompts.jsonl.gz")]

@@ -9,9 +9,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.bench import numbers
-from coattn.cli.evaluate import load_model
-from coattn.cli.options import Count, json_option, model_options, parse_settings
+from coattn.cli.evaluate import load_to_compare
+from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
 from coattn.cli.output import err, model_progress, out, print_json, progress
 from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
@@ -156,7 +155,7 @@ def run(**options: Any) -> None:
         raise InputError(f"{folder} is a file.", "Give a folder to --out.")
     hold = parse_bytes(options["hold"], "hold")
     plan = running.plan(
-        load_model(options),
+        load_to_compare(options),
         found,
         modes=_words(options["modes"]),
         lengths=options["lengths"] or (),

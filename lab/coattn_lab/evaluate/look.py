@@ -46,15 +46,16 @@ class Shown(Probe):
                 look.see(layer, q, keys, weights)
 
     def _keep(self, step: Step, layer: int, k: Tensor) -> Tensor:
-        """Adds packed k `[tokens, kv_heads, d]`; returns everything so far, `[seqs, n, kv_heads, d]`."""
-        new, n = k.reshape(self.seqs, -1, *k.shape[1:]), step.lengths[0]
+        """Adds packed k `[tokens, kv_heads, d]`; returns all keys of the step's sequences, `[seqs, n, kv_heads, d]`."""
+        new, n, first = k.reshape(step.seqs, -1, *k.shape[1:]), step.lengths[0], step.slots[0]
         if not self._keys[layer]:
             self._keys[layer].append(new.new_empty(self.seqs, 2 * n, *new.shape[2:]))
         room = self._keys[layer][0]
         if room.shape[1] < n:
             self._keys[layer][0] = room = torch.cat([room, torch.empty_like(room)], 1)
-        room[:, n - new.shape[1] : n] = new
-        return room[:, :n]
+        own = room[first : first + step.seqs, :n]
+        own[:, n - new.shape[1] :] = new
+        return own
 
 
 def group(x: Tensor, kv_heads: int) -> Tensor:

@@ -49,16 +49,7 @@ def read(
     model: PreTrainedModel, windows: Tensor, prefill: int, composed: Composed, progress: Progress | None
 ) -> Forced:
     """Windows `[windows, tokens]` under a row, through the engine's steps."""
-    return force(
-        model,
-        windows,
-        prefill,
-        composed.method,
-        progress=progress,
-        score_prefill=False,
-        by_steps=True,
-        **composed.params,
-    )
+    return force(model, windows, prefill, composed.method, progress=progress, score_prefill=False, **composed.params)
 
 
 def full() -> Composed:

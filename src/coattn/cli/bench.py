@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -17,18 +16,46 @@ from coattn.cli.options import (
     host_kv_option,
     join,
     json_option,
+    load_model,
     model_options,
+    numbers,
     out_option,
     parse_settings,
     settings_option,
     text_option,
     weights_option,
 )
-from coattn.cli.output import keep, model_progress, out, print_json, progress, save, writable
+from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
-from coattn.part import MOST, MOST_BATCH
+from coattn.part import MOST_BATCH
 from coattn.text import read_text
 from coattn.units import format_bytes
+
+Column = tuple[str, str, str]
+"""Title, key of the row, and how `cell` writes it."""
+KV = (("GPU KV", "gpu_kv", "bytes"), ("DRAM KV", "host_kv", "bytes"))
+DECODED = (
+    ("prompts, s", "prompt_s", ".2f"),
+    ("step, ms", "step_s", "ms"),
+    ("p99", "step_p99_s", "ms"),
+    ("tokens/s", "tokens_per_s", ".1f"),
+    ("KL", "kl", ".2g"),
+    ("top-1", "top1", ".0%"),
+)
+PREFILLED = (
+    ("tokens", "tokens", ","),
+    ("first token, s", "first_token_s", ".2f"),
+    ("tokens/s", "prompt_tokens_per_s", ",.0f"),
+)
+SERVED = (
+    ("seconds", "total_s", ".2f"),
+    ("tokens/s", "tokens_per_s", ".1f"),
+    ("first token, s", "first_token_s", ".2f"),
+    ("p99", "first_token_p99_s", ".2f"),
+    ("between, ms", "between_s", "ms"),
+    ("p99", "between_p99_s", "ms"),
+    ("same", "same", ".0%"),
+)
 
 
 @click.group()
@@ -38,23 +65,6 @@ def bench() -> None:
     Prompts are pieces of a text. The answers of all methods are compared with those of the first. --set, --gpu-kv and
     --host-kv apply to all methods except full.
     """
-
-
-def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | None:
-    """`"1,4,8"` -> `[1, 4, 8]`."""
-    if value is None:
-        return None
-    try:
-        made = [int(part) for part in value.split(",")]
-    except ValueError:
-        made = []
-    most = MOST_BATCH if parameter.name == "batch" else MOST
-    if not made or min(made) < 1 or max(made) > most:
-        raise ConfigError(
-            f"--{parameter.name.replace('_', '-')} is {value!r}.",
-            f"Write numbers from 1 to {most} with commas, like 1,4,8.",
-        )
-    return made
 
 
 shared_options = join(
@@ -84,12 +94,8 @@ def decode(batch: int, context: int, steps: int, chunk: int, **options: Any) -> 
 
     windows = torch.tensor(run.prompts([context] * batch))
     with run.bar(batch * context) as report:
-        rows = run.rows(run.measure.decode(run.loaded, run.candidates, windows, steps, chunk, report))
-    result = run.finish(rows, batch=batch, context=context, steps=steps, chunk=chunk)
-    if options["as_json"]:
-        return
-    titles = ("method", "prompts, s", "step, ms", "p99", "tokens/s", "KL", "top-1", "GPU KV", "DRAM KV")
-    show(f"{run.title}, {batch} x {context:,} tokens", titles, result["rows"], _decoded)
+        run.collect(run.measure.decode(run.loaded, run.candidates, windows, steps, chunk, report))
+    run.finish(f", {batch} x {context:,} tokens", DECODED, batch=batch, context=context, steps=steps, chunk=chunk)
 
 
 @bench.command()
@@ -99,16 +105,12 @@ def decode(batch: int, context: int, steps: int, chunk: int, **options: Any) -> 
 def prefill(lengths: list[int], **options: Any) -> None:
     """Measure the time to the first token of prompts that are read one after another."""
     run = Run(options)
-    made = [run.measure.Request(ids, 2) for ids in run.prompts(lengths)]
     with run.bar(sum(lengths)) as report:
-        rows = []
-        for item in made:
-            measured = run.measure.serve(run.loaded, run.candidates, [item], 1, options["weights_on_gpu"], report)
-            rows += [{"tokens": len(item.ids), **row} for row in run.rows(measured)]
-    result = run.finish(rows, lengths=lengths)
-    if not options["as_json"]:
-        titles = ("method", "tokens", "first token, s", "tokens/s", "GPU KV", "DRAM KV")
-        show(run.title, titles, result["rows"], _prefilled)
+        for ids in run.prompts(lengths):
+            item, weights = run.measure.Request(ids, 2), options["weights_on_gpu"]
+            measured = run.measure.serve(run.loaded, run.candidates, [item], 1, weights, report)
+            run.collect({"tokens": len(ids), **row} for row in measured)
+    run.finish("", PREFILLED, lengths=lengths)
 
 
 @bench.command()
@@ -129,16 +131,12 @@ def requests(
     arrivals = run.measure.arrivals(count, rate, seed)
     items = [run.measure.Request(ids, new_tokens, at) for ids, at in zip(run.prompts(each), arrivals, strict=True)]
     with run.bar(sum(each) + count * new_tokens) as report:
-        measured = run.measure.serve(run.loaded, run.candidates, items, max_batch, options["weights_on_gpu"], report)
-        rows = run.rows(measured)
+        weights = options["weights_on_gpu"]
+        run.collect(run.measure.serve(run.loaded, run.candidates, items, max_batch, weights, report))
     said = {"lengths": lengths, "new_tokens": new_tokens, "rate": rate, "seed": seed, "max_batch": max_batch}
-    result = run.finish(rows, requests=count, **said)
-    if options["as_json"]:
-        return
-    times = ("seconds", "tokens/s", "first token, s", "p99", "between, ms", "p99")
-    titles = ("method", *times, "same", "GPU KV", "DRAM KV")
-    show(f"{run.title}, {count} requests", titles, result["rows"], _served)
-    out.print("same: share of an answer's tokens before it differs from the first method's", highlight=False)
+    run.finish(f", {count} requests", SERVED, requests=count, **said)
+    if not options["as_json"]:
+        out.print("same: share of an answer's tokens before it differs from the first method's", highlight=False)
 
 
 class Run:
@@ -146,7 +144,6 @@ class Run:
 
     def __init__(self, options: dict[str, Any]) -> None:
         """Checks all options before it loads the model."""
-        from coattn.hf.load import load
         from coattn.method.row import compose
         from coattn.method.table import find_method
         from coattn.tools import bench as measure
@@ -158,16 +155,8 @@ class Run:
         for each in self.candidates:
             compose(find_method(each.method), **each.params)
         self.text = read_text(options["text_file"])
-        with model_progress() as bar:
-            self.loaded = load(
-                options["model"],
-                dtype=options["dtype"],
-                device=options["device"],
-                on_host=options.get("weights_on_gpu") is not None,
-                on_progress=bar,
-            )
-        self.dtype = str(self.loaded.model.dtype).removeprefix("torch.")
-        self.title = f"{self.loaded.name} ({self.dtype})"
+        self.loaded = load_model(options, on_host=options.get("weights_on_gpu") is not None)
+        self.rows: list[dict[str, Any]] = []
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         """Stretches of the text in tokens."""
@@ -179,52 +168,37 @@ class Run:
         with progress("bench", tokens * len(self.candidates)) as bar:
             yield lambda done: bar.advance(bar.task_ids[0], done)
 
-    def rows(self, measured: Iterable[Any]) -> list[dict[str, Any]]:
-        """Rows as they come; --out has those so far."""
-        found: list[dict[str, Any]] = []
+    def collect(self, measured: Iterable[dict[str, Any]]) -> None:
+        """Adds rows as they come; --out has those so far."""
         for row in measured:
-            found.append(asdict(row))
-            keep(self.path, rows=found)
-        return found
+            self.rows.append(row)
+            keep(self.path, rows=self.rows)
 
-    def finish(self, rows: list[dict[str, Any]], **said: Any) -> dict[str, Any]:
-        """The whole result, written and, with --json, printed."""
+    def finish(self, what: str, columns: Sequence[Column], **said: Any) -> None:
+        """Writes the whole result, and prints it as --json says. what: of the title, behind the model."""
         from coattn.provenance import provenance
 
+        dtype = str(self.loaded.model.dtype).removeprefix("torch.")
         text = {"name": self.text.name, "sha256": self.text.sha256}
-        result = {"rows": rows, "model": self.loaded.name, "dtype": self.dtype, "text": text, **said, **provenance()}
+        result = {"rows": self.rows, "model": self.loaded.name, "dtype": dtype, "text": text, **said, **provenance()}
         save(self.path, result)
         if self._as_json:
             print_json(result)
-        return result
+            return
+        table = Table("method", title=f"{self.loaded.name} ({dtype}){what}")
+        for title, _, _ in (*columns, *KV):
+            table.add_column(title, justify="right")
+        for row in self.rows:
+            cells = [row["refused"]] if "refused" in row else [cell(row, *each) for _, *each in (*columns, *KV)]
+            table.add_row(row["method"], *cells)
+        out.print(table)
 
 
-def show(title: str, titles: Sequence[str], rows: Sequence[dict[str, Any]], cells: Callable[[Any], list[str]]) -> None:
-    """The table for people."""
-    table = Table(title=title)
-    for name in titles:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for row in rows:
-        if "refused" in row:
-            table.add_row(row["method"], row["refused"])
-        else:
-            kv = (format_bytes(row["gpu_kv"]), format_bytes(row["host_kv"]))
-            table.add_row(row["method"], *cells(row), *kv)
-    out.print(table)
-
-
-def _decoded(row: dict[str, Any]) -> list[str]:
-    close = ["", ""] if row["kl"] is None else [f"{row['kl']:.2g}", f"{row['top1']:.0%}"]
-    times = [f"{1e3 * row['step_s']:.1f}", f"{1e3 * row['step_p99_s']:.1f}", f"{row['tokens_per_s']:.1f}"]
-    return [f"{row['prompt_s']:.2f}", *times, *close]
-
-
-def _prefilled(row: dict[str, Any]) -> list[str]:
-    return [f"{row['tokens']:,}", f"{row['first_token_s']:.2f}", f"{row['tokens'] / row['first_token_s']:,.0f}"]
-
-
-def _served(row: dict[str, Any]) -> list[str]:
-    times = [f"{row['first_token_s']:.2f}", f"{row['first_token_p99_s']:.2f}"]
-    gaps = [f"{1e3 * row['between_s']:.1f}", f"{1e3 * row['between_p99_s']:.1f}"]
-    same = "" if row["same"] is None else f"{row['same']:.0%}"
-    return [f"{row['total_s']:.2f}", f"{row['tokens_per_s']:.1f}", *times, *gaps, same]
+def cell(row: dict[str, Any], key: str, how: str) -> str:
+    """A figure of a row for people. how: a format, or `ms` or `bytes`."""
+    value = row["tokens"] / row["first_token_s"] if key == "prompt_tokens_per_s" else row[key]
+    if value is None:
+        return ""
+    if how == "ms":
+        return f"{1e3 * value:.1f}"
+    return format_bytes(value) if how == "bytes" else format(value, how)

@@ -15,7 +15,7 @@ from coattn.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM
-    from coattn.tools.chat.base import Partner
+    from coattn.tools.chat.talk import Partner
 
 ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights_on_gpu", "max_length")
 """Options of an engine in this process."""
@@ -36,16 +36,14 @@ def chat(
     url: str | None,
     session: str | None,
     system: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
+    **sampling: Any,
 ) -> None:
     """Chat with a model. Answers go to stdout, everything else to stderr.
 
     /help lists the commands: files, other methods, statistics. If messages come from a pipe or a file, the exit code is
     2 if one of them failed.
     """
-    from coattn.tools.chat.base import AnswerOptions
+    from coattn.engine.sampling.params import SamplingParams
     from coattn.tools.chat.talk import Talk
 
     partner: Partner
@@ -63,7 +61,7 @@ def chat(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` its history and its editing)
     try:
-        talk = Talk(partner, AnswerOptions(max_new_tokens, temperature, top_p), system, read, write, tell)
+        talk = Talk(partner, SamplingParams(**sampling), system, read, write, tell)
         talk.run()
     finally:
         partner.close()

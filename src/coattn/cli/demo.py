@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coattn.cli.options import json_option, model_options
-from coattn.cli.output import err, model_progress, out, print_json, writable
+from coattn.cli.options import json_option, load_model, model_options
+from coattn.cli.output import err, out, print_json, stages, writable
 from coattn.units import format_bytes
 
 
@@ -30,16 +27,7 @@ from coattn.units import format_bytes
 )
 @click.option("--out", "folder", default="demo", help="Write demo.json and demo.png to this folder.")
 @json_option
-def demo(
-    model: str,
-    dtype: str,
-    device: str,
-    tokens: int,
-    max_new_tokens: int,
-    gpu_share: float,
-    folder: str,
-    as_json: bool,
-) -> None:
+def demo(tokens: int, max_new_tokens: int, gpu_share: float, folder: str, as_json: bool, **options: Any) -> None:
     """Ask seven methods about a fact in a long document, most of them with an eighth of the KV cache in GPU memory.
 
     The document is read once, and every method answers from the same keys and values. Exact methods give the answer of
@@ -53,18 +41,16 @@ def demo(
     assert target is not None
     err.print("Loading the model. The first time it is fetched and converted, which takes about a minute.")
 
-    from coattn.hf.load import load
     from coattn.provenance import provenance
     from coattn.tools.demo.picture import draw
     from coattn.tools.demo.run import run_demo
 
-    with model_progress() as show:
-        loaded = load(model, dtype=dtype, device=device, on_progress=show)
-    with stages() as stage:
+    loaded = load_model(options)
+    with stages(tell=True) as stage:
         result = run_demo(loaded, tokens, max_new_tokens, gpu_share, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
-    target.write_text(json.dumps(result, indent=2) + "\n")
     figure = target.with_suffix(".png")
+    target.write_text(json.dumps(result, indent=2) + "\n")
     draw(result, figure)
     if as_json:
         print_json(result)
@@ -73,32 +59,10 @@ def demo(
     err.print(f"wrote {target} and {figure}", soft_wrap=True)
 
 
-@contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar after another on stderr; where that is no terminal, a line at the beginning of each."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        known: set[str] = set()
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known.add(what)
-                bar.reset(task, description=what, total=total)
-                if not err.is_terminal:
-                    err.print(f"{what} ...", highlight=False)
-            bar.update(task, completed=done)
-
-        yield show
-
-
 def show_table(result: dict[str, Any]) -> None:
     """The comparison, for people."""
-    out.print(
-        f"In a document of {result['document_tokens']:,} tokens, read once in {result['read_s']:.0f} s: "
-        f"“{result['fact']}”",
-        highlight=False,
-    )
+    tokens, read_s = result["document_tokens"], result["read_s"]
+    out.print(f"In a document of {tokens:,} tokens, read once in {read_s:.0f} s: “{result['fact']}”", highlight=False)
     out.print(f"Asked: “{result['question']}”", highlight=False)
     cap = f"{format_bytes(result['gpu_cap'])}, {result['gpu_share']:.1%} of the KV"
     table = Table(title=f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)
@@ -108,9 +72,7 @@ def show_table(result: dict[str, Any]) -> None:
         table.add_row(
             f"[bold]{row['method']}[/bold]",
             "exact" if row["exact"] else "lossy",
-            f"{row['gpu_share']:.0%}",
-            f"{row['host_share']:.0%}",
-            f"{row['attended']:.0%}",
+            *(f"{row[share]:.0%}" for share in ("gpu_share", "host_share", "attended")),
             "[green]yes[/green]" if row["found"] else "[red]no[/red]",
             escape(" ".join(row["answer"].split())),
         )

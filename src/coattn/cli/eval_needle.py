@@ -7,23 +7,49 @@ from typing import Any
 import click
 from rich.table import Table
 
-from coattn.cli.bench import numbers
-from coattn.cli.eval_answers import answer_options, composed_method, open_asker
 from coattn.cli.evaluate import evaluate
-from coattn.cli.options import count_option
+from coattn.cli.options import (
+    Count,
+    compose_method,
+    count_option,
+    gpu_kv_option,
+    host_kv_option,
+    join,
+    json_option,
+    load_model,
+    method_option,
+    model_options,
+    numbers,
+    out_option,
+    settings_option,
+)
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.text import read_text
+from coattn.units import parse_share
 
 GRID = {"lengths": [1024, 2048, 4096], "depths": 5}
-MAX_DEPTHS = 1000
 QUICK = {"lengths": [1024, 2048], "depths": 3}
 """A minute or two for the embedded model on two cores."""
+engine_options = join(
+    model_options,
+    method_option(),
+    gpu_kv_option,
+    click.option(
+        "--gpu-share",
+        metavar="SHARE",
+        help="Limit the KV cache in GPU memory to this share of each prompt's, such as 1/8.",
+    ),
+    host_kv_option,
+    settings_option,
+    click.option("--chunk", type=Count(1), help="Prompt tokens per step.  [default: whole prompts, read exactly]"),
+    count_option("--batch", 8, "Prompts answered together."),
+)
 
 
 @evaluate.command()
 @click.option("--lengths", callback=numbers, help="Lengths of the prompts in tokens.  [default: 1024,2048,4096]")
-@count_option("--depths", None, "Number of places from beginning to end.  [default: 5]", most=MAX_DEPTHS)
+@count_option("--depths", None, "Number of places from beginning to end.  [default: 5]", most=1000)
 @count_option("--keys", 1, "Number of hidden keys; the question asks for one of them by name.")
 @click.option(
     "--haystack", metavar="FILE", help="Hide the key in this UTF-8 text instead of the help topics of Python."
@@ -36,63 +62,59 @@ QUICK = {"lengths": [1024, 2048], "depths": 3}
 @click.option(
     "--quick", is_flag=True, help="Use 1,024 and 2,048 tokens and three depths, unless other options are given."
 )
-@answer_options("Also write the JSON to FILE.")
+@engine_options
+@out_option
+@json_option
 def needle(**options: Any) -> None:
     """Hide a key in a long text, ask for it, and show at which depths and lengths it is found."""
-    composed = composed_method(options)
-    options |= {name: options[name] or value for name, value in (QUICK if options["quick"] else GRID).items()}
-    text, target = read_text(haystack_file(options)), writable(options["target"])
-
-    from coattn.engine.sampling.params import SamplingParams
     from coattn.provenance import provenance
     from coattn.tools.evaluate import needle as grid_of
-    from coattn.tools.evaluate.asking import Ask
+    from coattn.tools.evaluate.asking import Asker
     from coattn.tools.evaluate.haystack import Haystack
     from coattn.tools.evaluate.needles import read_needles
 
+    memory = {name: options[name] for name in ("gpu_kv", "host_kv")}
+    memory["gpu_share"] = parse_share(options["gpu_share"], "--gpu-share")
+    if memory["gpu_share"] is not None and memory["gpu_kv"] is not None:
+        raise ConfigError("--gpu-kv and --gpu-share exclude each other.", "Give one of them.")
+    if options["haystack"] and options["text_file"]:
+        raise ConfigError("--haystack and --text mean the same.", "Give one of them.")
+    composed = compose_method(options)
+    options |= {name: options[name] or value for name, value in (QUICK if options["quick"] else GRID).items()}
+    text, target = read_text(options["haystack"] or options["text_file"] or None), writable(options["target"])
     needles = read_needles(options["needles"]) if options["needles"] else []
     if needles and options["keys"] > 1:
         raise ConfigError("--needles and --keys exclude each other.", "Give one of them.")
-    cells = grid_of.grid(
-        options["lengths"], options["depths"], keys=options["keys"], needles=needles, seed=options["seed"]
-    )
-    asker = open_asker(options, composed)
-    asker.by_length = True  # a row's budget is a share of each prompt, not of the longest
-    asker.check_length(max(options["lengths"]), grid_of.NEW_TOKENS)  # before a text of that length is made
-    haystack = Haystack(text, asker.loaded.tokenizer, max(options["lengths"]))
-    params = SamplingParams(max_new_tokens=grid_of.NEW_TOKENS)
-    asks = [Ask(cell.name, grid_of.prompt(cell, haystack), params) for cell in cells]
-    by_name = {cell.name: cell for cell in cells}
-    rows: list[dict[str, Any]] = []
-    with progress("needle", sum(len(ask.ids) for ask in asks)) as bar:
-        for ask, answer in asker.run(asks, lambda tokens: bar.advance(bar.task_ids[0], tokens)):
-            cell = by_name[ask.name]
-            rows.append(grid_of.judge(cell, answer) | {"read_share": asker.read_share.get(cell.length)})
-            keep(target, cells=rows)
-    rows.sort(key=lambda row: [cell.name for cell in cells].index(row["cell"]))
+    lengths, depths, keys, seed = (options[name] for name in ("lengths", "depths", "keys", "seed"))
+    cells = {cell.name: cell for cell in grid_of.grid(lengths, depths, keys=keys, needles=needles, seed=seed)}
+    loaded = load_model(options)
+    asker = Asker(loaded, composed, **memory, batch=options["batch"], chunk=options["chunk"])
+    asker.check_length(max(lengths), grid_of.NEW_TOKENS)  # before a text of that length is made
+    haystack = Haystack(text, loaded.tokenizer, max(lengths))
+    prompts = {name: grid_of.prompt(cell, haystack) for name, cell in cells.items()}
+    judged: dict[str, dict[str, Any]] = {}
+    with progress("needle", sum(map(len, prompts.values()))) as bar:
+        for each in asker.run(prompts, grid_of.NEW_TOKENS, lambda tokens: bar.advance(bar.task_ids[0], tokens)):
+            judged[each.name] = grid_of.judge(cells[each.name], each.text) | {"read_share": each.read_share}
+            keep(target, cells=[*judged.values()])
+    rows = [judged[name] for name in cells]
     result = {
         **grid_of.summarise(rows),
         "cells": rows,
         "evaluation": "needle",
-        "model": asker.loaded.name,
-        "method": composed.method.name,
-        "exact": composed.exact,
-        "params": dict(composed.params),
+        "model": loaded.name,
+        **composed.describe(),
         "text": {"name": text.name, "sha256": text.sha256},
-        **{name: options[name] for name in ("lengths", "depths", "keys", "seed", "gpu_kv", "host_kv", "gpu_share")},
+        "lengths": lengths,
+        "depths": depths,
+        "keys": keys,
+        "seed": seed,
+        **memory,
         **asker.peak,
         **provenance(),
     }
     save(target, result)
     print_json(result) if options["as_json"] else show(result)
-
-
-def haystack_file(options: dict[str, Any]) -> str | None:
-    """The haystack by either of its names."""
-    given = [options[name] for name in ("haystack", "text_file") if options[name]]
-    if len(given) > 1:
-        raise ConfigError("--haystack and --text mean the same.", "Give one of them.")
-    return given[0] if given else None
 
 
 def show(result: dict[str, Any]) -> None:

@@ -1,68 +1,128 @@
-"""What `coattn eval perplexity` and `fidelity` share: a method and full attention over windows of a text."""
+"""`coattn eval perplexity` and `fidelity`: a method and full attention over windows of a text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coattn.cli.evaluate import Subject, prepare
-from coattn.cli.options import parse_settings
+import click
+
+from coattn.cli.evaluate import evaluate, prepare, shared_options
+from coattn.cli.options import compose_method
 from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.errors import InputError
 
 if TYPE_CHECKING:
-    from coattn.tools.evaluate.paired import Pair
     from coattn.tools.evaluate.watch import Fidelity
 
-Part = Callable[["Pair", "Fidelity", int], dict[str, Any]]
-"""`(pair, probe, number of the pair in this run)` -> one window in numbers"""
-Summarise = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
-"""Windows in numbers -> the figures of the whole."""
-PEAKS = ("gpu_kv_peak", "host_kv_peak")
+QUICK = {"prefill": 2048, "decode": 32, "stride": 8192, "length": 16384}
+"""Two windows: a few minutes for the embedded model on two cores."""
+
+
+@evaluate.command()
+@shared_options
+def perplexity(**options: Any) -> None:
+    """Measure the perplexity of a text, over all of it and over the decode steps alone.
+
+    The first tokens of each window (--prefill) are prefilled exactly. The method reads the next ones (--decode) one
+    decode step at a time. The confidence interval of the ratio comes from paired differences of the tokens' losses.
+    """
+    from coattn.tools.evaluate import perplexity as measure
+
+    compare_windows(options, "perplexity", measure, describe_perplexity)
+
+
+@evaluate.command()
+@shared_options
+@click.option(
+    "--quick", is_flag=True, help="Use two windows of 2,048 tokens and 32 steps, unless other options are given."
+)
+def fidelity(quick: bool, **options: Any) -> None:
+    """Compare predictions and attention with those of full attention, step by step.
+
+    Predictions: KL divergence, top-1 and top-5 agreement. Attention, per layer: cosine of the output, attended share of
+    the softmax's mass and of the entries, and the CPU's part of it. The first tokens of each window (--prefill) are
+    prefilled exactly; the next (--decode) are decode steps under the method.
+    """
+    if quick and options["length"] is not None and options["prefill"] is None:
+        raise InputError("--quick and --length both set the length of a window.", "Give one of them.")
+    if quick:
+        options |= {name: value for name, value in QUICK.items() if options[name] is None}
+
+    from coattn.tools.evaluate import fidelity as measure
+    from coattn.tools.evaluate.watch import Fidelity
+
+    compare_windows(options, "fidelity", measure, describe_fidelity, Fidelity())
 
 
 def compare_windows(
-    options: dict[str, Any], kind: str, part: Part, summarise: Summarise, watched: bool = False, **how: Any
-) -> tuple[dict[str, Any], Subject]:
-    """Runs the windows, writes to --out, and returns the whole result. how: see `Comparison.pairs`."""
-    from coattn.method.row import compose
-    from coattn.method.table import find_method
-
-    composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
+    options: dict[str, Any],
+    kind: str,
+    measure: Any,
+    describe: Callable[[dict[str, Any]], str],
+    probe: Fidelity | None = None,
+) -> None:
+    """Runs the windows and gives the result out. measure: the module that makes numbers of windows and sums them up."""
+    composed = compose_method(options)
     target, subject = writable(options["target"]), prepare(options)
 
     from coattn.provenance import provenance
     from coattn.tools.evaluate.paired import Comparison
-    from coattn.tools.evaluate.watch import Fidelity
 
     budgets = {name: options[name] for name in ("gpu_kv", "host_kv")}
-    comparison = Comparison(subject.loaded.model, composed, **budgets)
-    windows, probe, started = subject.windows, Fidelity(), time.perf_counter()
+    comparison = Comparison(subject.loaded.model, composed, **budgets, probe=probe)
+    windows, started = subject.windows, time.perf_counter()
     rows: list[dict[str, Any]] = []
-    peaks = dict.fromkeys(PEAKS, 0)
-    total = comparison.runs(how.get("reuse", False)) * len(windows.starts) * windows.length
-    with progress(composed.method.name, total) as bar:
+    peaks = {"gpu_kv_peak": 0, "host_kv_peak": 0}
+    with progress(composed.method.name, comparison.runs * len(windows.starts) * windows.length) as bar:
 
         def report(name: str, tokens: int) -> None:
             bar.update(bar.task_ids[0], description=name, completed=tokens)
 
-        probes, how = [probe] if watched else [], {"batch": options["batch"], **how}
-        for number, pair in enumerate(comparison.pairs(subject.ids, windows, probes=probes, report=report, **how)):
+        for number, pair in enumerate(comparison.pairs(subject.ids, windows, options["batch"], report)):
             peaks = {name: max(peak, pair.own.report[name]) for name, peak in peaks.items()}
-            rows.append(part(pair, probe, number))
+            rows.append(measure.window(*pair, *([] if probe is None else [probe.measures()[number]])))
             keep(target, windows=rows)
-    described = {"method": composed.method.name, "exact": composed.exact, "params": dict(composed.params)}
-    config = {"evaluation": kind, **subject.config(), **described, "row": dict(composed.method.parts()), **budgets}
-    seconds = round(time.perf_counter() - started, 1)
-    result = {**summarise(rows), "windows": rows, **config, **peaks, "seconds": seconds, **provenance()}
+    result = {
+        **measure.summarise(rows),
+        "windows": rows,
+        "evaluation": kind,
+        **subject.config(),
+        **composed.describe(),
+        "row": dict(composed.method.parts()),
+        **budgets,
+        **peaks,
+        "seconds": round(time.perf_counter() - started, 1),
+        **provenance(),
+    }
     save(target, result)
-    return result, subject
-
-
-def show(result: dict[str, Any], text: str, subject: Subject, as_json: bool) -> None:
-    """The result on stdout, as --json says."""
-    if as_json:
+    if options["as_json"]:
         print_json(result)
     else:
         kind = "exact" if result["exact"] else "lossy"
-        out.print(f"{result['method']} ({kind}): {text}\n{subject.where()}", highlight=False)
+        out.print(f"{result['method']} ({kind}): {describe(result)}\n{subject.where()}", highlight=False)
+
+
+def describe_perplexity(result: dict[str, Any]) -> str:
+    """One line for people."""
+    line = (
+        f"perplexity {result['perplexity']:.4f}, full attention {result['perplexity_full']:.4f}, "
+        f"ratio {result['ratio']:.4f} over {result['tokens']:,} tokens"
+    )
+    if "decode" in result:
+        decode, interval = result["decode"], result["decode"]["ratio_95"]
+        line += f"; over the {decode['tokens']:,} after decode steps alone {decode['perplexity']:.4f}"
+        line += f", ratio {decode['ratio']:.4f}"
+        line += f" (95%: {interval[0]:.4f} to {interval[1]:.4f})" if interval else ""
+    return line
+
+
+def describe_fidelity(result: dict[str, Any]) -> str:
+    """Two lines for people."""
+    return (
+        f"KL {result['kl']:.3g} (worst step {result['kl_max']:.3g}), top-1 agreement {result['top1']:.2%}, "
+        f"top-5 {result['top5']:.2%} with full attention over {result['steps']} decode steps\n"
+        f"attention: cosine {result['cosine']:.4f}, mass recalled {result['mass']:.2%}, entries attended "
+        f"{result['share_attended']:.2%}, of them by the CPU {result['cpu_ratio']:.2%}"
+    )

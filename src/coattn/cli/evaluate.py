@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import count_option, join, json_option, method_options, model_options, out_option, text_option
-from coattn.cli.output import model_progress
+from coattn.cli.options import (
+    count_option,
+    join,
+    json_option,
+    load_model,
+    method_options,
+    model_options,
+    out_option,
+    text_option,
+)
 from coattn.errors import InputError
 from coattn.text import Text, read_text
 
@@ -84,40 +92,32 @@ class Subject:
 def prepare(options: dict[str, Any]) -> Subject:
     """Reads the text, loads the model and cuts the windows."""
     text = read_text(options["text_file"])
-    loaded = load_model(options)
+    loaded = load_to_compare(options)
 
     from coattn.hf.generate import positions
     from coattn.tools.evaluate.windows import choose
 
-    decode, length = options["decode"] or DECODE, options["length"]
-    if options["prefill"] is None and length is None:
-        length = LENGTH
-    limit = positions(loaded)
-    wanted = options["prefill"] + decode if options["prefill"] is not None else length
+    decode, length, limit = options["decode"] or DECODE, options["length"], positions(loaded)
+    if options["prefill"] is not None:
+        named, wanted = "--prefill and --decode make", options["prefill"] + decode
+    else:
+        length = length or LENGTH
+        named, wanted = "--length is", length
     if limit is not None and wanted > limit:
-        named = "--prefill and --decode make" if options["prefill"] is not None else "--length is"
         raise InputError(
             f"{named} {wanted:,}, but {loaded.name} has only {limit:,} positions.", f"Give {limit} or less."
         )
     ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
-    windows = choose(
-        len(ids),
-        decode=decode,
-        prefill=options["prefill"],
-        length=length,
-        start=options["start"],
-        stride=options["stride"],
-        name=text.name,
-    )
+    given = {name: options[name] for name in ("prefill", "start", "stride")}
+    windows = choose(len(ids), decode=decode, length=length, name=text.name, **given)
     return Subject(loaded, text, ids, windows)
 
 
-def load_model(options: dict[str, Any]) -> Loaded:
-    """The model that --model, --dtype and --device name."""
-    from coattn.hf.load import choose_device, load
+def load_to_compare(options: dict[str, Any]) -> Loaded:
+    """The model that --model, --dtype and --device name; on a CPU it computes in float32 unless --dtype says otherwise:
+    rounding to bfloat16 costs more (KL about 1e-3) than some methods do."""
+    from coattn.hf.load import choose_device
 
-    with model_progress() as show:
-        device = choose_device(options["device"])
-        # on the CPU float32: rounding to bfloat16 costs more (KL about 1e-3) than some methods do
-        dtype = "float32" if options["dtype"] == "auto" and device.type == "cpu" else options["dtype"]
-        return load(options["model"], dtype=dtype, device=device, on_progress=show)
+    on_cpu = choose_device(options["device"]).type == "cpu"
+    dtype = "float32" if options["dtype"] == "auto" and on_cpu else options["dtype"]
+    return load_model({**options, "dtype": dtype})

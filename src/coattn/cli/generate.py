@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from coattn.cli.options import EngineOptions, count_option, engine_options, json_option, sampling_options
-from coattn.cli.output import err, is_piped, print_json
+from coattn.cli.output import err, print_json
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import format_bytes
@@ -26,17 +26,7 @@ from coattn.units import format_bytes
 @click.option("--fidelity", is_flag=True, help="Also measure how far the answer's predictions are from full attention.")
 @json_option
 def generate(
-    engine: EngineOptions,
-    prompt: str | None,
-    file: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float | None,
-    top_k: int | None,
-    seed: int | None,
-    raw: bool,
-    fidelity: bool,
-    as_json: bool,
+    engine: EngineOptions, prompt: str | None, file: str | None, raw: bool, fidelity: bool, as_json: bool, **given: Any
 ) -> None:
     """Answer a prompt, streaming the text to stdout.
 
@@ -45,38 +35,31 @@ def generate(
     """
     row, params = engine.row, engine.params
     text = read_prompt(prompt, file)
-    check_sampling(temperature, top_p, top_k)
+    asked = {name: value for name, value in given.items() if value is not None}
+    if given["temperature"] == 0 and asked.keys() & {"top_p", "top_k"}:
+        raise ConfigError(
+            "--top-p and --top-k have no effect at --temperature 0.", "Set --temperature above 0 to sample."
+        )
 
     from coattn.engine.generate_once import generate as run
     from coattn.engine.sampling.params import SamplingParams
     from coattn.hf.generate import encode_prompt
 
-    sampling = SamplingParams(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p or 1.0, top_k=top_k or 0, seed=seed
-    )
-
     loaded = engine.load()
     ids = encode_prompt(loaded, text, raw)
     written: list[str] = []
+
+    def write(piece: str) -> None:
+        click.echo(piece, nl=False)
+        written[:] = [piece]
+
+    shown = None if as_json else write
     try:
-        result = run(
-            loaded,
-            ids,
-            row,
-            sampling=sampling,
-            on_text=None if as_json else lambda piece: write(piece, written),
-            **engine.memory,
-            **params,
-        )
+        result = run(loaded, ids, row, sampling=SamplingParams(**asked), **engine.memory, params=params, on_text=shown)
     except CoattnError:
         if any(written):
             click.echo()  # the answer so far has a line of its own
         raise
-    measured = (
-        measure(loaded, result, row or result.report["method"], gpu_kv=engine.gpu_kv, host_kv=engine.host_kv, **params)
-        if fidelity
-        else None
-    )
     summary = {
         "text": result.text,
         "prompt_tokens": len(result.prompt_ids),
@@ -89,13 +72,16 @@ def generate(
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": str(loaded.model.device),
         **result.report,
-        "fidelity": measured,
+        "fidelity": None,
     }
+    if fidelity:
+        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
+        summary["fidelity"] = measure(loaded, result, row or result.report["method"], **budgets, **params)
     if as_json:
         print_json(summary)
         return
     click.echo()
-    if result.finish_reason == "length" and len(result.new_ids) < max_new_tokens:
+    if result.finish_reason == "length" and len(result.new_ids) < given["max_new_tokens"]:
         err.print("The answer ended because it reached the model's context length.", style="dim", highlight=False)
     err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
 
@@ -109,7 +95,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
         parts.append(decode(read_bytes(Path(file)), file))
     if prompt is not None:
         parts.append(prompt)
-    if not parts and is_piped():
+    if not parts and not sys.stdin.isatty():
         parts.append(decode(sys.stdin.buffer.read(), "standard input"))
     text = "\n\n".join(parts)
     if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -117,14 +103,6 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if not text.strip():
         raise InputError("There is no prompt.", "Give it as an argument, with --file, or on standard input.")
     return text
-
-
-def check_sampling(temperature: float, top_p: float | None, top_k: int | None) -> None:
-    """Refuses options that would do nothing."""
-    if temperature == 0 and (top_p is not None or top_k is not None):
-        raise ConfigError(
-            "--top-p and --top-k have no effect at --temperature 0.", "Set --temperature above 0 to sample."
-        )
 
 
 def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, Any]:
@@ -137,12 +115,6 @@ def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, A
     ids = torch.cat([result.prompt_ids, result.new_ids])
     own = force(loaded.model, ids, len(result.prompt_ids), row, **arguments)
     return compare(own, force(loaded.model, ids, len(result.prompt_ids), "full"))
-
-
-def write(piece: str, written: list[str]) -> None:
-    """Streams to stdout, and remembers the last piece."""
-    click.echo(piece, nl=False)
-    written[:] = [piece]
 
 
 def footer(summary: dict[str, Any]) -> str:

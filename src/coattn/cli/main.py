@@ -10,25 +10,21 @@ import click
 
 from coattn import provenance
 from coattn._version import __version__
-from coattn.cli import (
-    bench,
-    calibrate,
-    chat,
-    demo,
-    doctor,
-    eval_fidelity,
-    eval_needle,
-    eval_perplexity,
-    evaluate,
-    generate,
-    methods,
-    models,
-    plan,
-    serve,
-    sessions,
-    trace,
-)
+from coattn.cli import eval_needle, eval_windows
+from coattn.cli.bench import bench
+from coattn.cli.calibrate import calibrate
+from coattn.cli.chat import chat
+from coattn.cli.demo import demo
+from coattn.cli.doctor import doctor
+from coattn.cli.evaluate import evaluate
+from coattn.cli.generate import generate
+from coattn.cli.methods import methods
+from coattn.cli.models import models
 from coattn.cli.output import print_error
+from coattn.cli.plan import plan
+from coattn.cli.serve import serve
+from coattn.cli.sessions import sessions
+from coattn.cli.trace import trace
 from coattn.errors import BudgetError, CoattnError, ConfigError, InputError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -51,23 +47,10 @@ def cli() -> None:
     """
 
 
-__all__ = ["cli", "eval_fidelity", "eval_needle", "eval_perplexity", "main"]
+__all__ = ["cli", "eval_needle", "eval_windows", "main"]
 
-for command in (
-    doctor.doctor,
-    methods.methods,
-    models.models,
-    generate.generate,
-    serve.serve,
-    chat.chat,
-    sessions.sessions,
-    evaluate.evaluate,
-    bench.bench,
-    plan.plan,
-    calibrate.calibrate,
-    trace.trace,
-    demo.demo,
-):
+COMMANDS = [doctor, methods, models, generate, serve, chat, sessions, evaluate, bench, plan, calibrate, trace, demo]
+for command in COMMANDS:
     cli.add_command(command)
 
 

@@ -54,10 +54,9 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     for column in ("method", "exact", "cache + index", "select", "executor", "schedule + maintenance", "what it does"):
         table.add_column(column)
     for row in rows:
-        exact = "yes" if row["exact"] else "no"
         table.add_row(
             row["name"],
-            exact,
+            "yes" if row["exact"] else "no",
             _pair(row, "cache", "index"),
             row["select"],
             row["executor"],

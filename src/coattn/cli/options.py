@@ -14,12 +14,12 @@ import click
 
 from coattn.cli.output import model_progress
 from coattn.errors import ConfigError
-from coattn.part import MOST
+from coattn.part import MOST, MOST_BATCH
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
     from coattn.hf.load import Loaded
-    from coattn.method.row import Method
+    from coattn.method.row import Composed, Method
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,20 +33,20 @@ class Count(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not WHOLE.fullmatch(value.strip()):
             self.fail(f"{value!r} is not a whole number.", param, ctx)
-        found = super().convert(value, param, ctx)
-        if found > MOST:
-            self.fail(f"{found} is larger than {MOST}.", param, ctx)
-        return found
+        number = super().convert(value, param, ctx)
+        if number > MOST:
+            self.fail(f"{number} is larger than {MOST}.", param, ctx)
+        return number
 
 
 class Number(click.FloatRange):
     """A finite number: click lets nan through every range, and infinity through an open one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{found} is not a finite number.", param, ctx)
-        return found
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
 
 
 def count_option(
@@ -55,6 +55,23 @@ def count_option(
     """An option for a whole number from `least` to `most`. as_name: of the argument."""
     names = (name,) if as_name is None else (name, as_name)
     return click.option(*names, default=default, type=Count(least, most), help=text)
+
+
+def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | None:
+    """The callback of an option that takes a list: `"1,4,8"` -> `[1, 4, 8]`."""
+    if value is None:
+        return None
+    try:
+        made = [int(part) for part in value.split(",")]
+    except ValueError:
+        made = []
+    most = MOST_BATCH if parameter.name == "batch" else MOST
+    if not made or min(made) < 1 or max(made) > most:
+        raise ConfigError(
+            f"--{parameter.name.replace('_', '-')} is {value!r}.",
+            f"Write numbers from 1 to {most} with commas, like 1,4,8.",
+        )
+    return made
 
 
 def join(*options: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -115,94 +132,6 @@ def method_options(default: str | None = "full") -> Callable[[F], F]:
     return join(method_option(default), gpu_kv_option, host_kv_option, settings_option)
 
 
-def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], list[float] | None] | None:
-    """The values of `devices_options`; None: one device."""
-    if devices is None:
-        if shares is not None:
-            raise ConfigError("--device-shares needs --devices.", "Give both, or neither.")
-        return None
-    names = [name.strip() for name in devices.split(",")]
-    if not all(names):
-        raise ConfigError(f"--devices {devices!r} has an empty name.", "Write it like --devices cuda:0,cuda:1.")
-    try:
-        return names, None if shares is None else [float(share) for share in shares.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--device-shares {shares!r} is not a list of numbers.", "Write it like --device-shares 3,1."
-        ) from None
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """The values of `engine_options`: a model, and the method it runs under."""
-
-    model: str
-    dtype: str
-    device: str
-    method: str | None
-    gpu_kv: str | None
-    host_kv: str | None
-    settings: tuple[str, ...]
-    weights_on_gpu: float | None
-    devices: str | None
-    device_shares: str | None
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """Limits of GPU memory and DRAM, and the devices."""
-        found = {"gpu_kv": self.gpu_kv, "host_kv": self.host_kv, "weights_on_gpu": self.weights_on_gpu}
-        asked = parse_devices(self.devices, self.device_shares)
-        return found if asked is None else {**found, "devices": asked[0], "device_shares": asked[1]}
-
-    @cached_property
-    def params(self) -> dict[str, Any]:
-        """The method's parameters."""
-        return parse_settings(self.settings)
-
-    @cached_property
-    def row(self) -> Method | None:
-        """The method; None: the engine chooses. Raises before a model is loaded if an option is wrong."""
-        from coattn.engine.method_choice import candidates
-        from coattn.method.row import compose
-        from coattn.method.table import find_method
-
-        found = None if self.method is None else find_method(self.method)
-        if found is None:
-            candidates(self.params)
-        else:
-            compose(found, **self.params)
-        asked = parse_devices(self.devices, self.device_shares)
-        for name, given in (("--gpu-kv", self.gpu_kv), ("--host-kv", self.host_kv)):
-            for size in given.split(",") if given and asked is not None and name == "--gpu-kv" else (given,):
-                parse_bytes(size, name)
-        if asked is not None:
-            from coattn.engine.devices import Devices
-
-            Devices.of(*asked, self.gpu_kv, self.device, self.weights_on_gpu)
-        return found
-
-    def load(self) -> Loaded:
-        """Loads the model, with a progress bar on stderr while it is fetched or converted."""
-        from coattn.hf.load import load
-
-        with model_progress() as show:
-            asked = parse_devices(self.devices, self.device_shares)
-            device = self.device if asked is None else asked[0][0].partition(":")[0]
-            on_host = self.weights_on_gpu is not None or asked is not None
-            return load(self.model, dtype=self.dtype, device=device, on_host=on_host, on_progress=show)
-
-
-def engine_options(command: F) -> F:
-    """The options of a model and of a method as one argument, `engine`."""
-    names = [each.name for each in fields(EngineOptions)]
-
-    @wraps(command)
-    def run(**given: Any) -> Any:
-        return command(engine=EngineOptions(**{name: given.pop(name) for name in names}), **given)
-
-    return join(model_options, devices_options, method_options(None), weights_option)(cast("F", run))
-
-
 def length_option(what: str) -> Callable[[F], F]:
     """--max-length."""
     return count_option(
@@ -224,10 +153,104 @@ def sampling_options(tokens: int, temperature: float, top_p: float | None) -> Ca
     )
 
 
-def seconds_option(default: float) -> Callable[[F], F]:
-    """--seconds of a benchmark of decode steps."""
-    text = "Longest time for a row; it always runs three steps."
-    return click.option("--seconds", default=default, type=Number(0), help=text)
+@dataclass(frozen=True)
+class EngineOptions:
+    """The values of `engine_options`: a model, and the method it runs under."""
+
+    model: str
+    dtype: str
+    device: str
+    method: str | None
+    gpu_kv: str | None
+    host_kv: str | None
+    settings: tuple[str, ...]
+    weights_on_gpu: float | None
+    devices: str | None
+    device_shares: str | None
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        """The method's parameters."""
+        return parse_settings(self.settings)
+
+    @cached_property
+    def division(self) -> tuple[list[str], list[float] | None] | None:
+        """The devices and their shares; None: one device."""
+        return parse_devices(self.devices, self.device_shares)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Limits of GPU memory and DRAM, and the devices."""
+        limits = {"gpu_kv": self.gpu_kv, "host_kv": self.host_kv, "weights_on_gpu": self.weights_on_gpu}
+        if self.division is None:
+            return limits
+        names, shares = self.division
+        return {**limits, "devices": names, "device_shares": shares}
+
+    @cached_property
+    def row(self) -> Method | None:
+        """The method; None: the engine chooses. Raises before a model is loaded if an option is wrong."""
+        from coattn.engine.method_choice import candidates
+        from coattn.method.row import compose
+        from coattn.method.table import find_method
+
+        row = None if self.method is None else find_method(self.method)
+        if row is None:
+            candidates(self.params)
+        else:
+            compose(row, **self.params)
+        parse_bytes(self.host_kv, "--host-kv")
+        if self.division is None or not self.gpu_kv:
+            parse_bytes(self.gpu_kv, "--gpu-kv")
+        else:
+            for size in self.gpu_kv.split(","):
+                parse_bytes(size, "--gpu-kv")
+        if self.division is not None:
+            from coattn.engine.devices import Devices
+
+            Devices.of(*self.division, self.gpu_kv, self.device, self.weights_on_gpu)
+        return row
+
+    def load(self) -> Loaded:
+        """Loads the model, with a progress bar on stderr while it is fetched or converted."""
+        device = self.device if self.division is None else self.division[0][0].partition(":")[0]
+        on_host = self.weights_on_gpu is not None or self.division is not None
+        return load_model({"model": self.model, "dtype": self.dtype, "device": device}, on_host=on_host)
+
+
+def bundle(kind: type[Any], argument: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """These options as one argument: the dataclass `kind`, whose fields they are."""
+    names = [each.name for each in fields(kind)]
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            return command(**{argument: kind(**{name: given.pop(name) for name in names})}, **given)
+
+        return join(*options)(cast("F", run))
+
+    return decorate
+
+
+engine_options = bundle(EngineOptions, "engine", model_options, devices_options, method_options(None), weights_option)
+
+
+def load_model(options: dict[str, Any], on_host: bool = False) -> Loaded:
+    """The model of `model_options`, with a progress bar on stderr while it is fetched or converted."""
+    from coattn.hf.load import load
+
+    with model_progress() as show:
+        return load(
+            options["model"], dtype=options["dtype"], device=options["device"], on_host=on_host, on_progress=show
+        )
+
+
+def compose_method(options: dict[str, Any]) -> Composed:
+    """The row of `method_options`. Raises ConfigError, before a model is loaded, where --method or --set is wrong."""
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
+
+    return compose(find_method(options["method"]), **parse_settings(options["settings"]))
 
 
 def is_given(name: str) -> bool:
@@ -235,23 +258,36 @@ def is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
+def parse_devices(devices: str | None, shares: str | None) -> tuple[list[str], list[float] | None] | None:
+    """The values of `devices_options`; None: one device."""
+    if devices is None:
+        if shares is not None:
+            raise ConfigError("--device-shares needs --devices.", "Give both, or neither.")
+        return None
+    names = [name.strip() for name in devices.split(",")]
+    if not all(names):
+        raise ConfigError(f"--devices {devices!r} has an empty name.", "Write it like --devices cuda:0,cuda:1.")
+    try:
+        return names, None if shares is None else [float(share) for share in shares.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--device-shares {shares!r} is not a list of numbers.", "Write it like --device-shares 3,1."
+        ) from None
+
+
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     """`("sinks=4", "overlap=true")` -> `{"sinks": 4, "overlap": True}`; values are TOML, bare words are strings."""
-    found: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     for setting in settings:
-        name, equals, value = setting.partition("=")
+        name, equals, text = setting.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"--set {setting!r} is not NAME=VALUE.", "Write it like --set sinks=4.")
         name = name.strip().replace("-", "_")
-        made = _value(value)
-        if name in found and found[name] != made:
-            raise ConfigError(f"--set gives {name} twice: {found[name]!r} and {made!r}.", "Give one value.")
-        found[name] = made
-    return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        if name in params and params[name] != value:
+            raise ConfigError(f"--set gives {name} twice: {params[name]!r} and {value!r}.", "Give one value.")
+        params[name] = value
+    return params

@@ -6,13 +6,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from coattn.errors import CoattnError, InputError
 from coattn.provenance import command_line, given_commit
@@ -54,18 +54,28 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
 
 
 @contextmanager
-def model_progress() -> Iterator[Any]:
-    """A callback for fetching and converting a model, shown as one bar per stage."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+def stages(label: str = "", tell: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A callback `(stage, done, of how many)`, shown as one bar per stage on stderr.
+
+    tell: where stderr is not a terminal, a line at the beginning of each.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(elapsed_when_finished=True))
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
-                tasks[stage] = bar.add_task(f"model: {stage}", total=total)
+                tasks[stage] = bar.add_task(label + stage, total=total)
+                if tell and not err.is_terminal:
+                    err.print(f"{label}{stage} ...", highlight=False)
             bar.update(tasks[stage], completed=done, total=total)
 
         yield show
+
+
+def model_progress() -> AbstractContextManager[Callable[[str, int, int | None], None]]:
+    """A callback for fetching and converting a model."""
+    return stages("model: ")
 
 
 def writable(path: str | None) -> Path | None:
@@ -113,23 +123,21 @@ def _check_free(target: Path) -> None:
 def made_by(path: Path) -> tuple[str | None, bool]:
     """The command that wrote a file, None where none of ours did; and whether it was cut off."""
     with path.open("rb") as file:
-        start = file.read(10)
+        start = file.read(9)
         size = int.from_bytes(start[:8], "little")
         if start[8:9] == b"{" and size < path.stat().st_size:  # a safetensors file
             file.seek(8)
             return ("coattn calibrate hcattention" if b"coattn-codebook" in file.read(size) else None), False
-    if start == b"# Results\n":
-        return "coattn eval report", False
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None, False
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         return None, False
-    if "traceEvents" in found:
+    if "traceEvents" in result:
         return "coattn trace", False
-    command = found.get("command")
-    return command if isinstance(command, str) else None, bool(found.get("unfinished"))
+    command = result.get("command")
+    return command if isinstance(command, str) else None, bool(result.get("unfinished"))
 
 
 def keep(path: Path | None, **result: Any) -> None:
@@ -148,8 +156,3 @@ def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | N
         draw(result, path.with_suffix(".png"))
         written += f" and {path.with_suffix('.png')}"
     err.print(f"wrote {written}", soft_wrap=True)
-
-
-def is_piped() -> bool:
-    """Whether standard input comes from a file or another program."""
-    return not sys.stdin.isatty()

@@ -58,33 +58,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @role_options
-def serve(
-    engine: EngineOptions,
-    max_batch: int,
-    max_length: int | None,
-    chunk: int | None,
-    max_waiting: int,
-    no_reuse: bool,
-    disk_cache: str | None,
-    disk_memory: str | None,
-    host: str,
-    port: int,
-    api_key_file: str | None,
-    no_key: bool,
-    names: tuple[str, ...],
-    origins: tuple[str, ...],
-    max_body: str,
-    timeout: float | None,
-    drain: float,
-    stall: float,
-    warm_up: bool,
-    verbose: bool,
-    role: str,
-    prefill_at: tuple[str, ...],
-    transfer_key_file: str | None,
-    lease: float,
-    no_fallback: bool,
-) -> None:
+def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page at /.
 
     /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
@@ -92,16 +66,17 @@ def serve(
 
     With --role prefill there is no HTTP: this process reads prompts for processes with --role decode.
     """
-    part = RoleOptions(role, prefill_at, transfer_key_file, lease, not no_fallback)
     part.check()
-    if part.prefill:
-        start_logging(verbose)
-        run_prefill(part, engine, chunk, drain)
+    chunk, host, port, keyless = options["chunk"], options["host"], options["port"], options["no_key"]
+    if part.role == "prefill":
+        start_logging(options["verbose"])
+        run_prefill(part, engine, chunk, options["drain"])
         return
     check_serve()
-    row, params = engine.row, engine.params
-    keys = read_keys(api_key_file)
-    disk = read_disk(disk_cache, disk_memory)
+    row, params, keys = engine.row, engine.params, read_keys(options["api_key_file"])
+    parse_bytes(options["disk_memory"], "--disk-memory")
+    if options["disk_cache"] is None and options["disk_memory"] is not None:
+        raise ConfigError("--disk-memory needs --disk-cache.", "Give both, or neither.")
 
     import asyncio
 
@@ -111,30 +86,26 @@ def serve(
 
     if port > 65535:
         raise ConfigError(f"--port is {port}, but the largest port is 65535.", "Give a smaller one.")
-    if not keys and not no_key and not is_local(host):
+    if not keys and not keyless and not is_local(host):
         raise ConfigError(
             f"Anyone who can reach {host} could use this server, because it has no API key.",
             f"Give --api-key-file or set {KEY}; or allow it with --no-key.",
         )
-    if not all(name.strip() for name in names):
+    if not all(name.strip() for name in options["names"]):
         raise ConfigError("--name is empty.", "Give the name that clients send as `model`, or omit --name.")
-    for origin in origins:
+    for origin in options["origins"]:
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(
                 f"--origin is {origin!r}, which is not an origin.", "Give one such as https://chat.example."
             )
-    chosen = Settings(
-        host=host,
-        port=port,
+    settings = Settings(
         keys=keys,
-        names=names,
-        origins=origins,
-        max_body=parse_bytes(max_body, "--max-body") or 0,
-        request_timeout=timeout,
-        drain=drain,
-        stall=stall,
+        max_body=parse_bytes(options["max_body"], "--max-body") or 0,
+        request_timeout=options["timeout"],
+        **{name: options[name] for name in ("host", "port", "names", "origins", "drain", "stall")},
     )
-    start_logging(verbose)
+    limits = {name: options[name] for name in ("max_batch", "max_length", "chunk", "max_waiting", "disk_memory")}
+    start_logging(options["verbose"])
     loaded: list[Loaded] = []
 
     def open_engine() -> LLM:
@@ -143,10 +114,10 @@ def serve(
         first = not loaded
         if first:  # after a failure the weights are still there
             loaded.append(engine.load())
-        options: dict[str, Any] = {**engine.memory, "max_length": max_length, "reuse": not no_reuse, **disk, **params}
-        llm = LLM(loaded[0], row, max_batch=max_batch, chunk=chunk, max_waiting=max_waiting, **options)
+        arguments = {**engine.memory, **limits, "disk": options["disk_cache"], "reuse": not options["no_reuse"]}
+        llm = LLM(loaded[0], row, **arguments, **params)
         part.attach(llm, check=first)
-        if warm_up:
+        if options["warm_up"]:
             llm.warm_up()
         return llm
 
@@ -154,21 +125,13 @@ def serve(
         name = llm.composed.method.name
         err.print(f"ready: {llm.name} under {name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
 
-    service = Service(chosen, open_engine)
+    service = Service(settings, open_engine)
     service.engine.opened = say
     shown = f"[{host}]" if ":" in host else host
     err.print(f"listening on http://{shown}:{service.port}", highlight=False, soft_wrap=True, markup=False)
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)
-
-
-def read_disk(folder: str | None, memory: str | None) -> dict[str, Any]:
-    """The engine's options for a disk tier. Raises ConfigError before a model is loaded."""
-    parse_bytes(memory, "--disk-memory")
-    if folder is None and memory is not None:
-        raise ConfigError("--disk-memory needs --disk-cache.", "Give both, or neither.")
-    return {} if folder is None else {"disk": folder, "disk_memory": memory}
 
 
 def check_serve() -> None:

@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
-from coattn.cli.options import count_option, json_option, method_options, model_options, parse_settings, text_option
-from coattn.cli.output import err, model_progress, out, print_json, writable
+from coattn.cli.options import (
+    compose_method,
+    count_option,
+    json_option,
+    load_model,
+    method_options,
+    model_options,
+    text_option,
+)
+from coattn.cli.output import err, out, print_json, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.text import read_text
@@ -38,29 +46,24 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
 
     import torch
 
-    from coattn.hf.load import load
-    from coattn.method.row import compose
-    from coattn.method.table import find_method
     from coattn.provenance import provenance
     from coattn.step.trace.chrome import chrome_trace
     from coattn.step.trace.figure import timeline
     from coattn.tools.bench import prompts
     from coattn.tools.evaluate.steps import Steps
 
-    params = parse_settings(options["settings"])
-    method = find_method(options["method"])
-    compose(method, **params)
+    composed = compose_method(options)
     text, batch, context = read_text(options["text_file"]), options["batch"], options["context"]
     first = context - WARM_UP_STEPS - options["steps"]
     if first < 1:
         raise ConfigError(f"--context {context} is too short for {options['steps']} steps.", "Give a longer context.")
-    with model_progress() as show:
-        loaded = load(options["model"], dtype=options["dtype"], device=options["device"], on_progress=show)
+    loaded = load_model(options)
     if loaded.model.device.type == "cpu":
         err.print('This runs on the CPU alone: "GPU" in the trace is the part that a GPU would run.')
     windows = torch.tensor(prompts(loaded, text, [context] * batch))
     steps = []
-    with Steps(loaded.model, windows, method, options["gpu_kv"], options["host_kv"], params) as runner:
+    budgets = (options["gpu_kv"], options["host_kv"])
+    with Steps(loaded.model, windows, composed.method, *budgets, dict(composed.params)) as runner:
         runner.read(first, CHUNK_TOKENS)
         for at in range(first, context):
             runner.decode(at)

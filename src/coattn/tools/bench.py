@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,8 @@ from coattn.tools.evaluate.steps import Steps
 
 Report = Callable[[int], None]
 """Gets the tokens of prompts and answers that are done since the last call."""
+Row = dict[str, Any]
+"""A method, its parameters and its figures, or why it cannot run here (`refused`). Times are in seconds."""
 
 
 @dataclass(frozen=True)
@@ -46,60 +49,6 @@ class Candidate:
     params: dict[str, Any] = field(default_factory=dict)
     gpu_kv: str | int | None = None
     host_kv: str | int | None = None
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """One method over sequences that decode together. Times in seconds."""
-
-    method: str
-    exact: bool
-    params: dict[str, Any]
-    prompt_s: float
-    """Reading the prompts, one after another."""
-    step_s: float
-    """Median of the decode steps; each makes a token of every sequence."""
-    step_p99_s: float
-    tokens_per_s: float
-    gpu_kv: int
-    host_kv: int
-    captured: bool
-    kl: float | None
-    """KL divergence of its predictions from the first row's, the mean over the steps; None in the first row."""
-    top1: float | None
-    """How often its most likely token is the first row's."""
-
-
-@dataclass
-class Served:
-    """One method over a stream of requests. Times in seconds."""
-
-    method: str
-    exact: bool
-    params: dict[str, Any]
-    total_s: float
-    """From the first arrival to the end of the last answer."""
-    tokens_per_s: float
-    """Tokens of answers over `total_s`."""
-    first_token_s: float
-    """Median over the requests, from arrival."""
-    first_token_p99_s: float
-    between_s: float
-    """Median time between two tokens of an answer."""
-    between_p99_s: float
-    gpu_kv: int
-    host_kv: int
-    captured: bool
-    same: float | None
-    """Share of the answers' tokens before they part from the first row's; None in the first row."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A method that cannot run here, and why."""
-
-    method: str
-    refused: str
 
 
 def prompts(loaded: Loaded, text: Text, lengths: Sequence[int]) -> list[list[int]]:
@@ -130,38 +79,62 @@ def arrivals(count: int, per_second: float | None, seed: int) -> list[float]:
 
 
 def decode(
+    loaded: Loaded, candidates: Sequence[Candidate], windows: Tensor, new_tokens: int, chunk: int, report: Report
+) -> Iterator[Row]:
+    """Windows `[sequences, tokens]` of text under each candidate: all but the last tokens as prompts, then those one
+    decode step each, as the text has them.
+
+    `prompt_s` is the time to read the prompts one after another; `step_s` the median of the decode steps, each of which
+    makes a token of every sequence. `kl`: KL divergence of the predictions from the first row's, the mean over the
+    steps; `top1`: how often the most likely token is the first row's.
+    """
+    return _rows(candidates, partial(_decode, loaded, windows, new_tokens, chunk, report))
+
+
+def serve(
     loaded: Loaded,
     candidates: Sequence[Candidate],
-    windows: Tensor,
-    new_tokens: int,
-    chunk: int,
-    report: Report | None = None,
-) -> Iterator[Decoded | Refused]:
-    """Windows `[sequences, tokens]` of text under each candidate: all but the last tokens as prompts, then those one
-    decode step each, as the text has them. The first row that runs is what the others' predictions are compared with.
+    requests: Sequence[Request],
+    max_batch: int,
+    weights_on_gpu: float | None,
+    report: Report,
+) -> Iterator[Row]:
+    """The same requests through an engine of each candidate.
+
+    `total_s` is from the first arrival to the end of the last answer; `first_token_s` the median over the requests,
+    from arrival; `between_s` the median time between two tokens of an answer. `same`: share of the answers' tokens
+    before they part from the first row's.
     """
-    reference: Tensor | None = None
+    return _rows(candidates, partial(_serve, loaded, requests, max_batch, weights_on_gpu, report))
+
+
+def _rows(candidates: Sequence[Candidate], run: Callable[[Candidate, Any], tuple[Row, Any]]) -> Iterator[Row]:
+    """A row of each candidate. What the first one that runs has answered is what the others are compared with."""
+    reference = None
     for candidate in candidates:
         try:
-            row, logits = _decode(loaded, candidate, windows, new_tokens, chunk, reference, report)
+            row, answers = run(candidate, reference)
         except (CoattnError, torch.OutOfMemoryError) as error:
-            yield _refused(candidate, error)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            yield {"method": candidate.method, "refused": " ".join(str(error).split())[:200]}
             continue
-        reference = logits if reference is None else reference
+        reference = answers if reference is None else reference
         yield row
 
 
 def _decode(
     loaded: Loaded,
-    candidate: Candidate,
     windows: Tensor,
     new_tokens: int,
     chunk: int,
+    report: Report,
+    candidate: Candidate,
     reference: Tensor | None,
-    report: Report | None,
-) -> tuple[Decoded, Tensor]:
+) -> tuple[Row, Tensor]:
     count, length = windows.shape
-    first, taken, kept = length - new_tokens, list[float](), list[Tensor]()
+    first, times, kept = length - new_tokens, list[float](), list[Tensor]()
     with (
         Steps(loaded.model, windows, candidate.method, candidate.gpu_kv, candidate.host_kv, candidate.params) as steps,
         torch.inference_mode(),
@@ -172,73 +145,43 @@ def _decode(
         steps.read(first, chunk)
         _synchronise(loaded)
         prompt_s = time.perf_counter() - start
-        if report is not None:
-            report(first * count)
+        report(first * count)
         for at in range(first, length):
             start = time.perf_counter()
             logits = steps.decode(at)
             _synchronise(loaded)
-            taken.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
             kept.append(logits.float().cpu())
-            if report is not None:
-                report(count)
+            report(count)
         held, captured = dict(steps.ledger.held), steps.runtime.uncaptured() is None
-    found = torch.stack(kept)
-    median = statistics.median(taken)
-    row = Decoded(
-        method=candidate.method,
-        exact=steps.composed.exact,
-        params=dict(steps.composed.params),
-        prompt_s=prompt_s,
-        step_s=median,
-        step_p99_s=_p99(taken),
-        tokens_per_s=count / median,
-        gpu_kv=held["gpu"],
-        host_kv=held["host"],
-        captured=captured,
-        kl=None if reference is None else kl_divergence(reference.flatten(0, 1), found.flatten(0, 1)).mean().item(),
-        top1=None if reference is None else (reference.argmax(-1) == found.argmax(-1)).double().mean().item(),
-    )
-    return row, found
-
-
-def serve(
-    loaded: Loaded,
-    candidates: Sequence[Candidate],
-    requests: Sequence[Request],
-    max_batch: int,
-    weights_on_gpu: float | None = None,
-    report: Report | None = None,
-) -> Iterator[Served | Refused]:
-    """The same requests through an engine of each candidate. The first that runs is what `same` compares with."""
-    reference: list[list[int]] | None = None
-    for candidate in candidates:
-        try:
-            row, answers = _serve(loaded, candidate, requests, max_batch, weights_on_gpu, report)
-        except (CoattnError, torch.OutOfMemoryError) as error:
-            yield _refused(candidate, error)
-            continue
-        if reference is None:
-            reference = answers
-        else:
-            row.same = statistics.fmean(map(same_share, answers, reference))
-        yield row
-
-
-def same_share(answer: Sequence[int], reference: Sequence[int]) -> float:
-    """Share of an answer's tokens before it parts from another one of the same length."""
-    pairs = enumerate(zip(answer, reference, strict=True))
-    return next((i for i, (own, other) in pairs if own != other), len(answer)) / len(answer)
+    predicted = torch.stack(kept)
+    row = {
+        **steps.composed.describe(),
+        "prompt_s": prompt_s,
+        "step_s": statistics.median(times),
+        "step_p99_s": _p99(times),
+        "tokens_per_s": count / statistics.median(times),
+        "gpu_kv": held["gpu"],
+        "host_kv": held["host"],
+        "captured": captured,
+        "kl": None,
+        "top1": None,
+    }
+    if reference is not None:
+        row["kl"] = kl_divergence(reference.flatten(0, 1), predicted.flatten(0, 1)).mean().item()
+        row["top1"] = (reference.argmax(-1) == predicted.argmax(-1)).double().mean().item()
+    return row, predicted
 
 
 def _serve(
     loaded: Loaded,
-    candidate: Candidate,
     requests: Sequence[Request],
     max_batch: int,
     weights_on_gpu: float | None,
-    report: Report | None,
-) -> tuple[Served, list[list[int]]]:
+    report: Report,
+    candidate: Candidate,
+    reference: list[list[int]] | None,
+) -> tuple[Row, list[list[int]]]:
     with LLM(
         loaded,
         candidate.method,
@@ -252,37 +195,36 @@ def _serve(
         llm.warm_up()
         times: list[list[float]] = [[] for _ in requests]
         start, handles = _drive(llm, requests, times, report)
-        end = time.perf_counter()
-        said = llm.report()
-    for handle in handles:
-        if (error := handle.output().error) is not None:
-            raise error
+        total_s = time.perf_counter() - start
+        said, described = llm.report(), llm.composed.describe()
+    outputs = [handle.output() for handle in handles]
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
     first = [each[0] - start - request.arrival_s for each, request in zip(times, requests, strict=True)]
     gaps = [b - a for each in times for a, b in pairwise(each)]
-    answers = [list(handle.output().token_ids) for handle in handles]
-    row = Served(
-        method=candidate.method,
-        exact=said["exact"],
-        params=dict(llm.composed.params),
-        total_s=end - start,
-        tokens_per_s=sum(map(len, answers)) / (end - start),
-        first_token_s=statistics.median(first),
-        first_token_p99_s=_p99(first),
-        between_s=statistics.median(gaps),
-        between_p99_s=_p99(gaps),
-        gpu_kv=said["gpu_kv_peak"],
-        host_kv=said["host_kv_peak"],
-        captured=said["captured"],
-        same=None,
-    )
+    answers = [list(output.token_ids) for output in outputs]
+    row = {
+        **described,
+        "exact": said["exact"],
+        "total_s": total_s,
+        "tokens_per_s": sum(map(len, answers)) / total_s,
+        "first_token_s": statistics.median(first),
+        "first_token_p99_s": _p99(first),
+        "between_s": statistics.median(gaps),
+        "between_p99_s": _p99(gaps),
+        "gpu_kv": said["gpu_kv_peak"],
+        "host_kv": said["host_kv_peak"],
+        "captured": said["captured"],
+        "same": None if reference is None else statistics.fmean(map(same_share, answers, reference)),
+    }
     return row, answers
 
 
-def _refused(candidate: Candidate, error: Exception) -> Refused:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return Refused(candidate.method, " ".join(str(error).split())[:200])
+def same_share(answer: Sequence[int], reference: Sequence[int]) -> float:
+    """Share of an answer's tokens before it parts from another one of the same length."""
+    pairs = enumerate(zip(answer, reference, strict=True))
+    return next((i for i, (own, other) in pairs if own != other), len(answer)) / len(answer)
 
 
 def _synchronise(loaded: Loaded) -> None:
@@ -291,7 +233,7 @@ def _synchronise(loaded: Loaded) -> None:
 
 
 def _drive(
-    llm: LLM, requests: Sequence[Request], times: list[list[float]], report: Report | None
+    llm: LLM, requests: Sequence[Request], times: list[list[float]], report: Report
 ) -> tuple[float, list[Handle]]:
     """Submits requests as they arrive and steps until all are done -> when it began, and the handles.
 
@@ -310,11 +252,9 @@ def _drive(
             handles.append(llm.submit(request.ids, sampling, notify=note))
         if not llm.step() and len(handles) < len(requests):
             time.sleep(max(0.0, requests[len(handles)].arrival_s - (time.perf_counter() - start)))
-        if report is not None:
-            said = llm.report()
-            now = said["prefill_tokens"] + said["new_tokens"]
-            report(now - done)
-            done = now
+        said = llm.report()
+        report(said["prefill_tokens"] + said["new_tokens"] - done)
+        done = said["prefill_tokens"] + said["new_tokens"]
     return start, handles
 
 

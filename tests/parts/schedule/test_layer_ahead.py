@@ -230,11 +230,11 @@ def test_the_engine_looks_ahead_like_an_attachment(monkeypatch: pytest.MonkeyPat
     predicted: list[int] = []
     predict = Runtime.predict
     monkeypatch.setattr(Runtime, "predict", lambda self, *a: predicted.append(a[1]) or predict(self, *a))  # type: ignore[func-returns-value]
-    attached = force(model, ids, 60, "scout", by_steps=False, **params)
+    attached = logits(model, SCOUT, params, ids).transpose(0, 1)
     assert predicted == [1, 2] * 12
-    stepped = force(model, ids, 60, "scout", by_steps=True, **params)
+    stepped = force(model, ids, 60, "scout", **params)
     assert predicted == [1, 2] * 24
-    torch.testing.assert_close(attached.logits, stepped.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attached, stepped.logits, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         model(ids)  # neither has left a hook behind that would need a runtime
     assert not any(layer._forward_pre_hooks for layer in Ahead(model).layers)

@@ -11,12 +11,12 @@ from tests.cli.run import coattn
 from tests.engine.small import greedy, llm, small, tokenizer
 
 from coattn import LLM
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BudgetError, InputError
-from coattn.tools.chat.base import AnswerOptions
 from coattn.tools.chat.local import Local
 from coattn.tools.chat.talk import Talk
 
-ASKED = AnswerOptions(8, 0.0, 1.0)
+ASKED = SamplingParams(8, 0.0, 1.0)
 
 
 class Desk:
@@ -98,21 +98,8 @@ def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) ->
 
 def test_several_lines_and_files(partner: Local, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("from a file\n")
-    desk = Desk(
-        "one\\",
-        "two",
-        '"""',
-        "three",
-        "",
-        "four",
-        '"""',
-        f"/file {tmp_path / 'notes'}",
-        "five",
-        "six",
-        "",
-        "/quit",
-        "x",
-    )
+    file = f"/file {tmp_path / 'notes'}"
+    desk = Desk("one\\", "two", '"""', "three", "", "four", '"""', file, "five", "six", "", "/quit", "x")
     talk = desk.talk(partner)
     said = [each["content"] for each in talk.messages if each["role"] == "user"]
     assert said == ["one\ntwo", "three\n\nfour", "from a file\n\n\nfive", "six"]
@@ -161,12 +148,8 @@ def test_the_command(tmp_path: Path) -> None:
         want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
     assert (done.returncode, done.stdout) == (0, want + "\n")
     assert "5 written" in done.stderr
-    for wrong in (
-        ["--url", "http://127.0.0.1:9", "--method", "cpu"],
-        ["--url", "nowhere"],
-        ["--url", "http://127.0.0.1:9"],
-    ):
-        done = coattn("chat", *wrong)
+    for wrong in ("http://127.0.0.1:9 --method cpu", "nowhere", "http://127.0.0.1:9"):
+        done = coattn("chat", "--url", *wrong.split())
         assert done.returncode == 2
         assert "hint:" in done.stderr
 

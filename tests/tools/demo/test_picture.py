@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from coattn.tools.demo import picture
 from coattn.tools.demo.prompt import FACT
-from coattn.tools.demo.run import BINS, ENTRIES
+from coattn.tools.demo.run import BINS, SHOWN
 
 LONG = "The access code of the northern lighthouse is: ```python def northern_lighthouse(): return"
 
@@ -39,16 +39,15 @@ def test_texts_are_inside_and_apart(at: float, tmp_path: Path, monkeypatch: pyte
     start = int(tokens * at)
     result = {"document_tokens": tokens, "fact_start": start, "fact_end": start + 20, "gpu_share": 0.125}
     result |= {"fact": FACT, "model": "smollm2"}
-    picture.draw({**result, "rows": [row(name) for name in ENTRIES]}, tmp_path / "x.png")
+    picture.draw({**result, "rows": [row(name) for name in SHOWN]}, tmp_path / "x.png")
     (figure,) = kept
     assert (tmp_path / "x.png").stat().st_size < 200_000
     figure.canvas.draw()
     texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
-    assert len(texts) > 6 * len(ENTRIES)
+    assert len(texts) > 6 * len(SHOWN)
     boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
     for text, box in boxes:
-        assert box.x0 >= 0, text
-        assert box.y0 >= 0, text
+        assert min(box.x0, box.y0) >= 0, text
         assert box.x1 <= figure.bbox.x1, text
         assert box.y1 <= figure.bbox.y1, text
     for i, (text, box) in enumerate(boxes):

@@ -12,13 +12,14 @@ from tests.engine.small import small, tokenizer
 
 from coattn.cli.demo import why
 from coattn.errors import InputError
+from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import prefill
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
-from coattn.step.runtime import LayerGroup
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.tools.demo.prompt import FACT, plant
-from coattn.tools.demo.run import BOOK, ENTRIES, DemoRun, check_cap, run_demo
+from coattn.tools.demo.run import SHOWN, UNCAPPED, DemoRun, check_cap, run_demo, write_book
 from coattn.tools.demo.seen import Names, Seen
 from coattn.types import Selection
 
@@ -41,7 +42,7 @@ def result() -> dict[str, Any]:
 def test_the_document_is_read_once(result: dict[str, Any]) -> None:
     read = [call for call in result["calls"] if call[0] == "reading the document"]
     assert read == [("reading the document", i, 2) for i in range(3)]
-    assert [row["method"] for row in result["rows"]] == list(ENTRIES)
+    assert [row["method"] for row in result["rows"]] == list(SHOWN)
 
 
 def test_exact_rows_answer_like_full_and_attend_to_everything(result: dict[str, Any]) -> None:
@@ -57,7 +58,7 @@ def test_exact_rows_answer_like_full_and_attend_to_everything(result: dict[str, 
 
 def test_caps_are_kept(result: dict[str, Any]) -> None:
     for row in result["rows"]:
-        assert row["capped"] == (row["method"] not in ("full", "hcattention"))
+        assert row["capped"] == (row["method"] not in UNCAPPED)
         assert row["gpu_kv"] <= result["gpu_cap"] or not row["capped"]
         assert row["gpu_share"] == pytest.approx(row["gpu_kv"] / result["rows"][0]["gpu_kv"])
     assert result["rows"][0]["gpu_share"] == 1
@@ -85,6 +86,11 @@ class Counting(Seen):
     """Counts what the lists say, beside what was recognised."""
 
     listed = 0
+    last: Counting
+
+    def open(self, runtime: Runtime) -> None:
+        super().open(runtime)
+        Counting.last = self
 
     def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         super().selected(group, call, selection, states)
@@ -95,27 +101,18 @@ class Counting(Seen):
             self.listed += int(selection.rows.count.sum())
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_every_entry_that_is_attended_is_recognised(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Counting] = []
-
-    def opened(*arguments: Any) -> Counting:
-        made.append(Counting(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr("coattn.tools.demo.run.Seen", opened)
+    monkeypatch.setattr("coattn.tools.demo.run.Seen", Counting)
     own = loaded()
     planted = plant(own, TOKENS, ANSWER)
     document = prefill(own.model, planted.ids)
-    from coattn.hf.architectures import describe_layers
-    from coattn.tools.demo.book import write_book
-
-    write_book(document, describe_layers(own.model), tmp_path / BOOK, lambda: None)
+    write_book(document, describe_layers(own.model), tmp_path / "book", lambda: None)
     own.model.generation_config.eos_token_id = -1  # no answer ends early
-    DemoRun(own, document, planted, Names(document), tmp_path, ANSWER, SHARE).answer(name, lambda *_: None)
+    DemoRun(own, document, planted, Names(document), tmp_path / "book", ANSWER, SHARE).answer(name, lambda *_: None)
     layers, heads = 2, 2
     new = sum(range(1, ANSWER)) * layers * heads  # of the answer, in every step all that is there: never in DRAM
-    assert sum(float(count.sum()) for count in made[0].seen.values()) == made[0].listed - new
+    assert sum(float(count.sum()) for count in Counting.last.seen.values()) == Counting.last.listed - new
 
 
 def test_names_find_positions() -> None:
@@ -125,13 +122,14 @@ def test_names_find_positions() -> None:
     for layer, (k, _) in enumerate(document.kv):
         assert torch.equal(names.find(layer, k[order].transpose(0, 1)), order.expand(2, -1))
         assert (names.find(layer, k.transpose(0, 1) + 1) == 117).all()
-        assert names.among(layer, k[5:9].transpose(0, 1)).nonzero()[:, 1].tolist() == [5, 6, 7, 8] * 2
+        block = k[5:9].transpose(0, 1)[None, :, None]
+        assert names.among(layer, block).nonzero()[:, 1].tolist() == [5, 6, 7, 8] * 2
 
 
 def test_the_fact_is_where_it_is_said_to_be() -> None:
     own = loaded()
     planted = plant(own, TOKENS, ANSWER)
-    assert planted.tokens == TOKENS
+    assert len(planted.ids) == TOKENS
     assert own.tokenizer.decode(planted.ids[planted.start : planted.end]).strip() == FACT
 
 

@@ -40,8 +40,6 @@ def test_forced_losses_equal_the_models_own(family: str) -> None:
     forced = force(model, IDS, 60, "full")
     torch.testing.assert_close(forced.losses.float(), losses, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(forced.logits, logits[60:].float(), atol=5e-5, rtol=5e-5)
-    assert len(forced.losses) == 89
-    assert forced.logits.shape[0] == 30
 
 
 def test_the_head_caps_logits_as_the_model_does() -> None:
@@ -55,7 +53,7 @@ def test_comparison_splits_the_text_at_the_first_decode_step() -> None:
     own, full = (
         Forced(3, torch.tensor([1.0, 1.0, 1.0, x, x], dtype=torch.float64), torch.eye(3), {}) for x in (2.0, 1.0)
     )
-    result = perplexity.compare(own, full)
+    result = perplexity.summarise([perplexity.window(0, own, full)])
     assert result["tokens"] == 5
     assert result["ratio"] == pytest.approx(math.exp(2 / 5))
     assert result["decode"] == {

@@ -10,7 +10,9 @@ from typing import Any
 from coattn.hf.load import Loaded
 from coattn.method.row import compose
 from coattn.text import Text
-from coattn.tools.calibrate.files import write_codebook, write_heads, write_skew
+from coattn.tools.calibrate.codebooks import write_codebook
+from coattn.tools.calibrate.heads import write_heads
+from coattn.tools.calibrate.skews import write_skew
 from coattn_lab.evaluate.tasks.row import Row
 
 FILES = ("heads", "skew", "codebook")
@@ -37,9 +39,8 @@ def _file(name: str, params: Any, loaded: Loaded, text: Text, folder: Path, say:
         path = folder / "heads.json"
         if not path.exists():
             say(f"duo has no labels of its heads: making {path} of {text.name}")
-            _whole(
-                path, lambda at: write_heads(loaded, text, at, lengths=(2048,) if small else (2048, 4096), samples=2)
-            )
+            usual = (2048,) if small else (2048, 4096)
+            _whole(path, lambda at: write_heads(loaded, text, at, usual=usual, samples=2))
     elif name == "skew":
         path = folder / "skew.safetensors"
         if not path.exists():

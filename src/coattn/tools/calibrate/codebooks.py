@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coattn.hf.attach import attach
+from coattn.errors import ConfigError, InputError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.generate import positions
+from coattn.hf.load import Loaded
 from coattn.kernels.quantise.basis import fit_basis
-from coattn.kernels.quantise.codebook import Codebook, fit
+from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
+from coattn.kernels.quantise.file import Origin, save
 from coattn.step.probe import Probe
+from coattn.text import Text
+from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
 from coattn.types import Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Progress = Callable[[str, int, int], None]
-"""`(what, done, of how many)`"""
 
+class Sampled(NamedTuple):
+    """What a layer saw of a text: keys `[tokens, kv_heads, d]` after RoPE, in host memory, and the mean of `q q^T` over
+    the queries of each KV head, `[kv_heads, d, d]`."""
 
-@dataclass
-class Sampled:
-    """What a layer saw of a text, in host memory."""
-
-    kept: list[Tensor] = field(default_factory=list)
-    moments: Tensor | float = 0.0
-    queries: int = 0
-
-    def add(self, q: Tensor, k: Tensor) -> None:
-        """q `[tokens, q_heads, d]`, k `[tokens, kv_heads, d]`, after RoPE."""
-        self.kept.append(k.cpu())
-        grouped = q.double().view(len(q), k.shape[1], -1, k.shape[2])
-        self.moments = self.moments + torch.einsum("thxd,thxe->hde", grouped, grouped).cpu()
-        self.queries += len(q) * grouped.shape[2]
-
-    @property
-    def keys(self) -> Tensor:
-        """`[tokens, kv_heads, d]`"""
-        return torch.cat(self.kept)
-
-    @property
-    def moment(self) -> Tensor:
-        """`[kv_heads, d, d]`: the mean of `q q^T` over the queries of each KV head."""
-        assert isinstance(self.moments, Tensor), "nothing was added"
-        return self.moments / self.queries
+    keys: Tensor
+    moment: Tensor
 
 
 class Collected(Probe):
-    """Keeps every key, after RoPE, and what queries are like."""
+    """Keeps every key, and sums up what queries are like."""
 
     def __init__(self, layers: int) -> None:
-        self.found = [Sampled() for _ in range(layers)]
+        self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
+        self.moments = [torch.zeros(())] * layers
+        self.queries = [0] * layers
 
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        self.found[layer].add(q, k)
+        self.keys[layer].append(k.cpu())
+        grouped = q.double().view(len(q), k.shape[1], -1, k.shape[2])
+        self.moments[layer] = self.moments[layer] + torch.einsum("thxd,thxe->hde", grouped, grouped).cpu()
+        self.queries[layer] += len(q) * grouped.shape[2]
+
+    def layers(self) -> list[Sampled]:
+        """What each layer saw."""
+        means = (moment / count for moment, count in zip(self.moments, self.queries, strict=True))
+        return [Sampled(torch.cat(keys), mean) for keys, mean in zip(self.keys, means, strict=True)]
 
 
 def choose_samples(ids: Tensor, samples: int, length: int, seed: int) -> list[Tensor]:
@@ -69,20 +63,11 @@ def choose_samples(ids: Tensor, samples: int, length: int, seed: int) -> list[Te
     return [ids[s + i * length : s + (i + 1) * length] for i, s in enumerate(starts.tolist())]
 
 
-@torch.inference_mode()
-def collect(model: PreTrainedModel, samples: list[Tensor], progress: Progress | None = None) -> list[Sampled]:
+def collect(model: PreTrainedModel, samples: list[Tensor], progress: Progress = silent) -> list[Sampled]:
     """The keys of every layer. Cost: one prefill a sample."""
-    with attach(model, "full") as attachment:
-        collected = Collected(len(attachment.layers))
-        attachment.probes.append(collected)
-        for i, sample in enumerate(samples):
-            cache = attachment.new_cache(len(sample))
-            ids = sample[None].to(model.get_input_embeddings().weight.device)
-            model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache.conversation.close()
-            if progress:
-                progress("samples read", i + 1, len(samples))
-    return collected.found
+    collected = Collected(len(describe_layers(model)))
+    read(model, samples, collected, progress)
+    return collected.layers()
 
 
 def fit_layers(
@@ -93,19 +78,76 @@ def fit_layers(
     shared: bool,
     seed: int,
     turned: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     device: torch.device | None = None,
 ) -> dict[int, Codebook]:
     """A codebook of each layer's keys; turned: in a basis that the queries suggest. device: where to cluster them."""
+    books = {}
+    for i, (keys, moment) in enumerate(layers):
+        basis = fit_basis(keys, moment, groups) if turned else None
+        pieces = (keys if basis is None else basis.keys(keys)).flatten(0, 1)
+        book = fit(pieces.to(device), groups, count, shared=shared, seed=seed)
+        books[i] = replace(book, centroids=book.centroids.cpu(), basis=basis)
+        progress("layers clustered", i + 1, len(layers))
+    return books
 
-    def each() -> Iterator[tuple[int, Codebook]]:
-        for i, found in enumerate(layers):
-            keys = found.keys
-            basis = fit_basis(keys, found.moment, groups) if turned else None
-            pieces = (keys if basis is None else basis.keys(keys)).flatten(0, 1)
-            book = fit(pieces if device is None else pieces.to(device), groups, count, shared=shared, seed=seed)
-            yield i, replace(book, centroids=book.centroids.cpu(), basis=basis)
-            if progress:
-                progress("layers clustered", i + 1, len(layers))
 
-    return dict(each())
+def write_codebook(
+    loaded: Loaded,
+    text: Text,
+    target: Path,
+    *,
+    groups: int | None = None,
+    centroids: int = 8192,
+    shared: bool = True,
+    turned: bool = True,
+    samples: int = 3,
+    length: int = 8192,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Writes codebooks for product-quantised keys -> what `coattn calibrate` says of them.
+
+    groups: by default half the head size. turned: in a basis of their own.
+    """
+    shapes = describe_layers(loaded.model)
+    head_dim = shapes[0].head_dim
+    groups = groups or head_dim // 2
+    if head_dim % groups:
+        raise ConfigError(
+            f"--groups is {groups}, which does not divide the head size {head_dim}.",
+            f"Give {head_dim // 2} or {head_dim // 4}.",
+        )
+    chosen = choose_samples(tokens_of(loaded, text), samples, min(length, positions(loaded) or length), seed)
+    tokens = sum(map(len, chosen))
+    if tokens * shapes[0].kv_heads * groups < centroids:
+        raise InputError(f"{text.name} has too few tokens for {centroids:,} centroids.", "Give a longer text.")
+    layers = collect(loaded.model, chosen, progress)
+    device = loaded.model.get_input_embeddings().weight.device
+    where = device if device.type == "cuda" else None  # all distances on a GPU are faster than a tree on the host
+    books = fit_layers(
+        layers, groups, centroids, shared=shared, seed=seed, turned=turned, progress=progress, device=where
+    )
+    source, marks = (loaded.name, text.name, text.sha256), tuple(shape.mark for shape in shapes)
+    longest = max(map(len, chosen))
+    origin = Origin(*source, groups, centroids, shared, head_dim, marks, len(chosen), longest, seed)
+    save(target, books, origin)
+    return {
+        "codebook": str(target),
+        "model": loaded.name,
+        "text": text.name,
+        "groups": groups,
+        "centroids": centroids,
+        "shared": shared,
+        "tokens": tokens,
+        "basis": turned,
+        "relative_error": [error(book, layer.keys) for book, layer in zip(books.values(), layers, strict=True)],
+        "bytes": sum(book_bytes(shape, groups, centroids, shared, turned) for shape in shapes),
+    }
+
+
+def error(book: Codebook, keys: Tensor) -> float:
+    """The share of the squared length of keys `[n, kv_heads, head_dim]` that their codes lose; over some of them."""
+    some = keys[:: max(1, len(keys) // 1024)].float()
+    lost = (book.decode(book.encode(some)) - some).square().sum()
+    return float(lost / some.square().sum())

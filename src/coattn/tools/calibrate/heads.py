@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from coattn.baselines.duo.head_labels import HeadLabels, retrieval_heads
 from coattn.errors import InputError
-from coattn.hf.attach import attach
+from coattn.hf.architectures import describe_layers
+from coattn.hf.generate import positions
+from coattn.hf.load import Loaded
 from coattn.kernels.softcap import softcap
 from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
+from coattn.text import Text
+from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
 from coattn.types import LayerShape, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Progress = Callable[[str, int, int], None]
 ALPHABET = """alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec
 romeo sierra tango uniform victor whiskey xray yankee zulu"""
 WORDS = tuple(ALPHABET.split())
@@ -50,10 +56,10 @@ def make_prompt(tokenizer: Any, text: list[int], length: int, draws: random.Rand
         return list(tokenizer(part, add_special_tokens=False, verbose=False).input_ids)
 
     needles = [encode(NEEDLE.format(*pair)) for pair in zip(ORDINALS, keys, strict=True)]
-    ends = []
-    for name, key in zip(ORDINALS, keys, strict=True):
-        parts = QUESTION.format(name, f"| {key}|").split("|")  # question, answer, end
-        ends.append([encode(part) for part in parts])
+    ends = [  # question, answer, end
+        [encode(part) for part in QUESTION.format(name, f"| {key}|").split("|")]
+        for name, key in zip(ORDINALS, keys, strict=True)
+    ]
 
     def room_beside(count: int) -> int:
         return length - sum(map(len, needles[:count])) - sum(len(part) for end in ends[:count] for part in end)
@@ -99,46 +105,75 @@ def needle_mass(
     far = (position >= sinks) & (position <= asking[:, None] - recent)
     own = far & (position >= wanted[:, :1]) & (position < wanted[:, 1:])
     grouped = q[asking].float().view(len(asking), k.shape[1], -1, k.shape[2])  # [asking, kv_heads, group, d]
-    found = []
+    masses = []
     for head in range(k.shape[1]):
         scores = softcap(torch.einsum("agd,nd->gan", grouped[:, head] * scale, k[:, head].float()), cap)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        found.append((weights * own).sum(-1).mean(-1).amax())
-    return torch.stack(found)
+        masses.append((weights * own).sum(-1).mean(-1).amax())
+    return torch.stack(masses)
 
 
 class Mass(Probe):
     """Adds up what the heads of every layer give to the pass keys of prompts, each read in one piece."""
 
-    def __init__(self, layers: list[LayerShape], sinks: int, recent: int) -> None:
+    def __init__(self, layers: list[LayerShape], prompts: list[Prompt], sinks: int, recent: int) -> None:
         self.layers, self.sinks, self.recent = layers, sinks, recent
-        self.prompt: Prompt | None = None
+        self._next = iter(prompts)
         self.total = [torch.zeros(shape.kv_heads) for shape in layers]
 
+    def open(self, runtime: Runtime) -> None:
+        self.prompt = next(self._next)  # each prompt is read in a runtime of its own
+
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        assert self.prompt is not None, "a prompt is read"
         if self.layers[layer].sliding_window is None:
             cap = self.layers[layer].softcap
             self.total[layer] += needle_mass(q, k, self.prompt, scale, cap, self.sinks, self.recent).cpu()
 
 
-@torch.inference_mode()
 def score_heads(
-    model: PreTrainedModel, prompts: list[Prompt], sinks: int, recent: int, progress: Progress | None = None
+    model: PreTrainedModel, prompts: list[Prompt], sinks: int, recent: int, progress: Progress = silent
 ) -> list[list[float | None]]:
     """The mean needle mass of every layer and KV head; None of layers with a window. Cost: one prefill a prompt."""
-    with attach(model, "full") as attachment:
-        mass = Mass(list(attachment.layers), sinks, recent)
-        attachment.probes.append(mass)
-        for i, prompt in enumerate(prompts):
-            mass.prompt = prompt
-            cache = attachment.new_cache(len(prompt.ids))
-            ids = prompt.ids[None].to(model.get_input_embeddings().weight.device)
-            model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache.conversation.close()
-            if progress:
-                progress("prompts read", i + 1, len(prompts))
+    mass = Mass(describe_layers(model), prompts, sinks, recent)
+    read(model, [prompt.ids for prompt in prompts], mass, progress)
     return [
         [None] * shape.kv_heads if shape.sliding_window is not None else (total / len(prompts)).tolist()
         for shape, total in zip(mass.layers, mass.total, strict=True)
     ]
+
+
+def write_heads(
+    loaded: Loaded,
+    text: Text,
+    target: Path,
+    *,
+    rho: float | None = None,
+    lengths: Sequence[int] = (),
+    usual: Sequence[int] = (2048, 4096),
+    samples: int = 4,
+    sinks: int = 64,
+    recent: int = 256,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Writes retrieval heads by needle mass -> what `coattn calibrate` says of them.
+
+    rho: their share; by default 0.5, and 0.25 without grouped heads. lengths: of prompts; without them the usual ones,
+    as far as the model has positions.
+    """
+    shapes, most = describe_layers(loaded.model), positions(loaded)
+    if most is not None and max(lengths, default=0) > most:
+        asked = f"--length is {max(lengths):,}, but {loaded.name} has only {most:,} positions."
+        raise InputError(asked, f"Give {most:,} or less.")
+    sizes = sorted({min(length, most or length) for length in lengths or usual})
+    rho = (0.5 if shapes[0].kv_heads < shapes[0].q_heads else 0.25) if rho is None else rho
+    draws, ids = random.Random(seed), tokens_of(loaded, text).tolist()
+    prompts = [make_prompt(loaded.tokenizer, ids, n, draws) for n in sizes for _ in range(samples)]
+    scores = score_heads(loaded.model, prompts, sinks, recent, progress)
+    labels = HeadLabels(
+        loaded.name, [shape.mark for shape in shapes], sinks, recent, rho, scores, retrieval_heads(scores, rho),
+        prompts=len(prompts), text=text.name,
+    )  # fmt: skip
+    labels.save(target)
+    count = sum(map(sum, labels.retrieval))
+    return {"heads": str(target), "model": loaded.name, "retrieval": count, "rho": rho, "scores": scores}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import EngineError, InputError
-from coattn.tools.chat.base import AnswerOptions, Messages, Stats
+from coattn.tools.chat.talk import Messages, Stats
 
 
 class Local:
@@ -29,7 +29,7 @@ class Local:
         """The conversation so far, where it goes on from a saved one."""
         return list(self.session.messages)
 
-    def answer(self, messages: Messages, asked: AnswerOptions) -> Iterator[str]:
+    def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
         known = self.session.messages
         if not known or messages[: len(known)] != known or len(messages) == len(known):
             self.session.reset()
@@ -42,7 +42,7 @@ class Local:
                 f"The conversation has {tokens:,} tokens, but {self.llm.max_length:,} is the most.",
                 "Type /reset, or start with a larger --max-length.",
             )
-        params = SamplingParams(min(asked.max_new_tokens, room), asked.temperature, asked.top_p)
+        params = replace(asked, max_new_tokens=min(asked.max_new_tokens, room))
         row = self.llm.composed.describe()
         for part in self.session.stream(new, params):
             if part.error is not None:

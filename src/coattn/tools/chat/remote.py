@@ -6,12 +6,13 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from http.client import HTTPException
 from typing import Any
 
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError, InputError, UnsupportedError
-from coattn.tools.chat.base import AnswerOptions, Messages, Stats
+from coattn.tools.chat.talk import Messages, Stats
 
 TIMEOUT = 600.0
 """Seconds without a byte; a server of ours shows signs of life more often."""
@@ -37,7 +38,7 @@ class Remote:
         self.stats: Stats | None = None
         self.model = model or self._first()
 
-    def answer(self, messages: Messages, asked: AnswerOptions) -> Iterator[str]:
+    def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,

@@ -1,14 +1,52 @@
-"""The conversation: lines in, pieces of text out, and a few commands."""
+"""The conversation: lines in, pieces of text out, and a few commands; and what it wants of who answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, ConfigError
 from coattn.text import decode, read_bytes
-from coattn.tools.chat.base import AnswerOptions, Messages, Partner, Stats
 from coattn.units import format_bytes
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the last answer took."""
+
+    method: str
+    exact: bool | None
+    prompt_tokens: int
+    new_tokens: int
+    first_token_s: float | None
+    tokens_per_s: float | None
+    kv_bytes: dict[str, int]
+    """By tier, of this conversation."""
+
+
+class Partner(Protocol):
+    """Answers a conversation. `stats` is of the last answer, None before the first."""
+
+    stats: Stats | None
+
+    @property
+    def said(self) -> Messages:
+        """The conversation so far, where it goes on from a saved one."""
+
+    def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
+        """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
+
+    def switch(self, method: str) -> str:
+        """Goes on under another method -> a line about it. Raises CoattnError."""
+
+    def close(self) -> None: ...
+
 
 HELP = """/file PATH    put a text file before your next message
 /method NAME  go on under another method
@@ -26,7 +64,7 @@ class Talk:
     def __init__(
         self,
         partner: Partner,
-        asked: AnswerOptions,
+        asked: SamplingParams,
         system: str | None,
         read: Callable[[str], str],
         write: Callable[[str], None],
@@ -44,6 +82,8 @@ class Talk:
         while True:
             try:
                 said = self._message()
+                if said.strip() in ("/quit", "/exit"):
+                    return
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -52,8 +92,6 @@ class Talk:
             except CoattnError as error:
                 self._fail(error)
                 continue
-            if said.strip() in ("/quit", "/exit"):
-                return
             try:
                 self._do(said)
             except CoattnError as error:
@@ -104,21 +142,17 @@ class Talk:
     def _ask(self, said: str) -> None:
         asked: Messages = [*self.messages, {"role": "user", "content": "\n\n".join([*self._files, said])}]
         pieces: list[str] = []
-        answer = self.partner.answer(asked, self.asked)
         try:
-            for piece in answer:
-                pieces.append(piece)
-                self._write(piece)
+            with closing(self.partner.answer(asked, self.asked)) as answer:
+                for piece in answer:
+                    pieces.append(piece)
+                    self._write(piece)
         except KeyboardInterrupt:
             self._tell("\n(stopped)")
         except CoattnError:
             if pieces:
                 self._write("\n")
             raise
-        finally:
-            close = getattr(answer, "close", None)
-            if close is not None:
-                close()
         self._write("\n")
         # what failed is not part of the conversation, and can be asked again
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]

@@ -15,13 +15,17 @@ SEEN = {"gpu": "#0072b2", "cpu": "#d55e00", "pulled": "#7b4fa3"}
 LIES = {"gpu": "#8cc0e3", "dram": "#f0c36d"}
 EMPTY, GONE = "#f3f3f3", "#9a9a9a"
 INK, SOFT = "#222222", "#5f5f5f"
-FOUND, MISSED = "#00704f", "#b00020"
+VERDICTS = {True: ("✓ found", "#00704f"), False: ("✗ not found", "#b00020")}
 
 BAR, STRIP = (-0.16, 0.36), (-0.36, -0.2)
 """Bottom and top, around a method's own height: what is attended, and below it where the KV lies."""
 ANSWER = 34
 """Letters of an answer that there is room for."""
-COLUMNS = (1.075, 1.2, 1.285)
+COLUMNS = (
+    (1.075, "KV bytes in\nGPU tier", "center"),
+    (1.2, "attended\nper token", "center"),
+    (1.285, "answer", "left"),
+)
 """Where the figures and the answer stand, as shares of the bars' width."""
 
 
@@ -33,30 +37,39 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     rows, tokens = result["rows"], result["document_tokens"]
-    height = 2.17 + 0.62 * len(rows)
+    height, top = 2.17 + 0.62 * len(rows), len(rows) - 0.46
     figure, axes = pyplot.subplots(figsize=(12, height))
     figure.subplots_adjust(left=0.115, right=0.635, top=1 - 1.5 / height, bottom=0.56 / height)
-    for i, row in enumerate(rows):
-        _bar(axes, row, tokens, len(rows) - 1 - i)
-    _fact(axes, result, len(rows))
-    _names(axes, rows)
-    _figures(axes, rows)
+    for y, row, said in zip(range(len(rows))[::-1], rows, remainders([row["answer"] for row in rows]), strict=True):
+        _bars(axes, row, tokens, y)
+        _words(axes, row, said, y)
+    for x, title, align in COLUMNS:
+        _text(axes, x, top, title, ha=align, va="bottom")
+    fact = (result["fact_start"] + result["fact_end"]) / 2 / tokens
+    axes.plot([fact * tokens] * 2, [-0.5, len(rows) - 0.5], color=INK, linewidth=1, linestyle=(0, (4, 2)))
+    for x, what, align in ((fact, "the fact", "center"), (1, "the question", "right")):
+        _text(axes, x, top, what, 10.5, INK, ha=align, va="bottom", fontweight="bold")
     axes.set_xlim(0, tokens)
     axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_yticks([])
     axes.set_xlabel("position in the document, tokens", color=SOFT, fontsize=10)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axes.tick_params(colors=SOFT, labelsize=10)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["left", "right", "top"]].set_visible(False)
     axes.spines["bottom"].set_color(SOFT)
-    _titles(figure, result)
-    _legend(figure, height)
+    title = f"One fact in {tokens:,} tokens: where each method keeps the KV cache, and what it attends to"
+    figure.text(0.012, 1 - 0.14 / height, title, fontsize=14.5, fontweight="bold", color=INK, va="top")
+    cap = f"{result['gpu_share']:.1%}".replace(".0%", "%")
+    planted = (
+        f"Planted: “{result['fact']}” Model: {result['model']}. GPU tier: at most {cap} of the KV; no cap for full"
+    )
+    figure.text(0.012, 1 - 0.46 / height, f"{planted} and hcattention.", fontsize=9.5, color=SOFT, va="top")
+    _legend(figure, 1 - 0.84 / height)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
-def _bar(axes: Axes, row: dict[str, Any], tokens: int, y: float) -> None:
+def _bars(axes: Axes, row: dict[str, Any], tokens: int, y: float) -> None:
     """Heights within a bar are shares: of the steps, layers and heads that attend; of the bytes that lie there."""
     count = len(row["lies"]["gpu"])
     edges = [tokens * i / count for i in range(count + 1)]
@@ -74,105 +87,47 @@ def _bar(axes: Axes, row: dict[str, Any], tokens: int, y: float) -> None:
     stack(low, high, [(row["seen"][how], colour) for how, colour in SEEN.items()])
     low, high = STRIP
     axes.fill_between([0, tokens], y + low, y + high, facecolor="white", edgecolor=GONE, hatch="//////", linewidth=0)
-    stack(low, high, _placed(row["lies"]))
+    # what lies in both tiers is shown in the GPU's; DRAM fills what codes save
+    gpu = [min(1.0, share) for share in row["lies"]["gpu"]]
+    dram = [1.0 - there if held > 0 else 0.0 for there, held in zip(gpu, row["lies"]["dram"], strict=True)]
+    stack(low, high, [(gpu, LIES["gpu"]), (dram, LIES["dram"])])
     axes.plot([0, tokens, tokens, 0, 0], [y + low] * 2 + [y + high] * 2 + [y + low], color=GONE, linewidth=0.6)
 
 
-def _placed(lies: dict[str, list[float]]) -> list[tuple[list[float], str]]:
-    """Where bytes lie in both tiers, the GPU's copy is shown. DRAM fills what codes save."""
-    gpu = [min(1.0, share) for share in lies["gpu"]]
-    dram = [1.0 - there if held > 0 else 0.0 for there, held in zip(gpu, lies["dram"], strict=True)]
-    return [(gpu, LIES["gpu"]), (dram, LIES["dram"])]
+def _words(axes: Axes, row: dict[str, Any], said: str, y: float) -> None:
+    """The method to the left of its bars; shares and the answer to the right."""
+    _text(axes, -0.018, y + 0.02, row["method"], 12.5, INK, ha="right", va="bottom", fontweight="bold")
+    _text(axes, -0.018, y - 0.04, "exact" if row["exact"] else "lossy", ha="right", va="top")
+    first, second, third = (x for x, _, _ in COLUMNS)
+    _text(axes, first, y, percent(row["gpu_share"]), 12, INK, va="center")
+    _text(axes, second, y, percent(row["attended"]), 12, INK, va="center")
+    verdict, colour = VERDICTS[row["found"]]
+    _text(axes, third, y + 0.02, verdict, 12, colour, ha="left", va="bottom", fontweight="bold")
+    _text(axes, third, y - 0.05, shorten(said, ANSWER), 9, ha="left", va="top")
 
 
-def _fact(axes: Axes, result: dict[str, Any], rows: int) -> None:
-    middle = (result["fact_start"] + result["fact_end"]) / 2
-    axes.plot([middle, middle], [-0.5, rows - 0.5], color=INK, linewidth=1, linestyle=(0, (4, 2)))
-    axes.text(middle, rows - 0.46, "the fact", ha="center", va="bottom", fontsize=10.5, fontweight="bold", color=INK)
-    end = result["document_tokens"]
-    axes.text(end, rows - 0.46, "the question", ha="right", va="bottom", fontsize=10.5, fontweight="bold", color=INK)
+def _text(axes: Axes, x: float, y: float, text: str, size: float = 10, colour: str = SOFT, **how: Any) -> None:
+    """x: share of the bars' width. y: rows from below."""
+    how = {"ha": "center", **how}
+    axes.text(x, y, text, fontsize=size, color=colour, transform=axes.get_yaxis_transform(), **how)
 
 
-def _names(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    place: Any = {"transform": axes.get_yaxis_transform(), "ha": "right"}
-    for i, row in enumerate(rows):
-        y = len(rows) - 1 - i
-        axes.text(-0.018, y + 0.02, row["method"], va="bottom", fontsize=12.5, fontweight="bold", color=INK, **place)
-        axes.text(-0.018, y - 0.04, "exact" if row["exact"] else "lossy", va="top", fontsize=10, color=SOFT, **place)
-
-
-def _figures(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Shares and answers, to the right of the bars."""
-    first, second, third = COLUMNS
-    middle: Any = {"transform": axes.get_yaxis_transform(), "ha": "center"}
-    left: Any = {**middle, "ha": "left"}
-    top = len(rows) - 0.46
-    axes.text(first, top, "KV bytes in\nGPU tier", va="bottom", fontsize=10, color=SOFT, **middle)
-    axes.text(second, top, "attended\nper token", va="bottom", fontsize=10, color=SOFT, **middle)
-    axes.text(third, top, "answer", va="bottom", fontsize=10, color=SOFT, **left)
-    said = remainders([row["answer"] for row in rows])
-    for i, row in enumerate(rows):
-        y = len(rows) - 1 - i
-        axes.text(first, y, percent(row["gpu_share"]), va="center", fontsize=12, color=INK, **middle)
-        axes.text(second, y, percent(row["attended"]), va="center", fontsize=12, color=INK, **middle)
-        verdict, colour = ("✓ found", FOUND) if row["found"] else ("✗ not found", MISSED)
-        axes.text(third, y + 0.02, verdict, va="bottom", fontsize=12, color=colour, fontweight="bold", **left)
-        axes.text(third, y - 0.05, shorten(said[i], ANSWER), va="top", fontsize=9, color=SOFT, **left)
-
-
-def _titles(figure: Figure, result: dict[str, Any]) -> None:
-    height, tokens = figure.get_figheight(), result["document_tokens"]
-    cap = f"{result['gpu_share']:.1%}".replace(".0%", "%")
-    figure.text(
-        0.012,
-        1 - 0.14 / height,
-        f"One fact in {tokens:,} tokens: where each method keeps the KV cache, and what it attends to",
-        fontsize=14.5,
-        fontweight="bold",
-        color=INK,
-        va="top",
-    )
-    figure.text(
-        0.012,
-        1 - 0.46 / height,
-        f"Planted: “{result['fact']}” Model: {result['model']}. GPU tier: at most {cap} of the KV; no cap for full and "
-        "hcattention.",
-        fontsize=9.5,
-        color=SOFT,
-        va="top",
-    )
-
-
-def _legend(figure: Figure, height: float) -> None:
+def _legend(figure: Figure, y: float) -> None:
+    """Each legend begins where its title ends."""
     from matplotlib.patches import Patch
 
-    attended = {
-        "by the GPU": SEEN["gpu"],
-        "by the CPU, in DRAM": SEEN["cpu"],
-        "by the GPU, copied from DRAM": SEEN["pulled"],
-    }
-    lies = {"in the GPU tier": LIES["gpu"], "in DRAM": LIES["dram"]}
+    attended = {"by the GPU": "gpu", "by the CPU, in DRAM": "cpu", "by the GPU, copied from DRAM": "pulled"}
+    lies = {"in the GPU tier": "gpu", "in DRAM": "dram"}
     gone = Patch(facecolor="white", edgecolor=GONE, hatch="//////", linewidth=0, label="nowhere: forgotten")
     for x, title, patches in (
-        (0.012, "Tall bar, attended:", [Patch(color=c, label=n) for n, c in attended.items()]),
-        (0.58, "Thin bar, lies:", [*(Patch(color=c, label=n) for n, c in lies.items()), gone]),
+        (0.012, "Tall bar, attended:", [Patch(color=SEEN[how], label=name) for name, how in attended.items()]),
+        (0.58, "Thin bar, lies:", [*(Patch(color=LIES[tier], label=name) for name, tier in lies.items()), gone]),
     ):
-        y = 1 - 0.84 / height
         drawn = figure.text(x, y, title, fontsize=9.5, fontweight="bold", color=INK, va="center")
-        width = drawn.get_window_extent().width / figure.bbox.width
-        figure.legend(
-            handles=patches,
-            loc="center left",
-            bbox_to_anchor=(x + width + 0.014, y),
-            ncols=len(patches),
-            fontsize=9.5,
-            frameon=False,
-            borderpad=0,
-            borderaxespad=0,
-            handlelength=1.2,
-            columnspacing=0.8,
-            handletextpad=0.4,
-        )
+        end = x + drawn.get_window_extent().width / figure.bbox.width
+        place: Any = {"loc": "center left", "bbox_to_anchor": (end + 0.014, y), "borderpad": 0, "borderaxespad": 0}
+        spacing: Any = {"handlelength": 1.2, "columnspacing": 0.8, "handletextpad": 0.4}
+        figure.legend(handles=patches, ncols=len(patches), fontsize=9.5, frameon=False, **place, **spacing)
 
 
 def percent(share: float) -> str:
@@ -184,10 +139,9 @@ def percent(share: float) -> str:
 
 def remainders(answers: list[str]) -> list[str]:
     """Answers in one line each, without the words with which all of them begin."""
-    lines = [" ".join(answer.split()) for answer in answers]
-    words = [line.split() for line in lines]
+    words = [answer.split() for answer in answers]
     same = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False)))
-    return [f"… {' '.join(each[same:])}" for each in words] if same else lines
+    return [" ".join(["…", *each[same:]] if same else each) for each in words]
 
 
 def shorten(line: str, most: int) -> str:

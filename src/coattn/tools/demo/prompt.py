@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +20,12 @@ DEPTH = 0.4
 """How far into the document the fact stands."""
 
 
-@dataclass(frozen=True)
-class Planted:
+class Planted(NamedTuple):
     """ids `[tokens]`: document, fact and question as the model reads them; the fact is `ids[start:end]`."""
 
     ids: Tensor
     start: int
     end: int
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids)
 
 
 def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
@@ -45,13 +40,6 @@ def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
     first, last = frame(tokenizer, "", f"\n\n{QUESTION}")
     fact = f"\n\n{FACT}\n\n"
     straw = Haystack(default_text(), tokenizer, tokens).fill(tokens - len(first) - len(last), [(DEPTH, fact)])
-    ids = first + straw + last
-    start, length = _find(ids, tokenise(tokenizer, [fact])[0])
-    return Planted(torch.tensor(ids), start, start + length)
-
-
-def _find(ids: list[int], part: list[int]) -> tuple[int, int]:
-    for i in range(len(ids) - len(part) + 1):
-        if ids[i : i + len(part)] == part:
-            return i, len(part)
-    raise AssertionError("the fact was planted")
+    ids, planted = first + straw + last, tokenise(tokenizer, [fact])[0]
+    start = next(i for i in range(len(ids)) if ids[i : i + len(planted)] == planted)
+    return Planted(torch.tensor(ids), start, start + len(planted))

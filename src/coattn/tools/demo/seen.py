@@ -35,8 +35,7 @@ class Names:
     def __init__(self, document: Prefilled) -> None:
         self.tokens = len(document.tokens)
         self.heads = [k.shape[1] for k, _ in document.kv]
-        named = [_names(k).T.contiguous() for k, _ in document.kv]
-        self._sorted = [each.sort(-1) for each in named]
+        self._sorted = [_names(k).T.contiguous().sort(-1) for k, _ in document.kv]
 
     def find(self, layer: int, keys: Tensor) -> Tensor:
         """keys `[kv_heads, n, d]`, from anywhere -> int64 `[kv_heads, n]`; `tokens`: none of the document's."""
@@ -45,10 +44,11 @@ class Names:
         at = torch.searchsorted(known, names).clamp(max=self.tokens - 1)
         return torch.where(known.gather(1, at) == names, order.gather(1, at), self.tokens)
 
-    def among(self, layer: int, keys: Tensor) -> Tensor:
-        """Like `find` -> bool `[kv_heads, tokens]`: which positions are there."""
-        found = torch.zeros(len(keys), self.tokens + 1, dtype=torch.bool)
-        return found.scatter(1, self.find(layer, keys), True)[:, :-1]
+    def among(self, layer: int, memory: Tensor) -> Tensor:
+        """Blocks of KV `[blocks, kv_heads, 2, block, d]` -> float64 `[kv_heads, tokens]`: 1 for what is there."""
+        keys = memory[:, :, 0, :, :CHANNELS].transpose(0, 1).flatten(1, 2)
+        there = torch.zeros(len(keys), self.tokens + 1, dtype=torch.float64)
+        return there.scatter(1, self.find(layer, keys), 1.0)[:, :-1]
 
 
 def _names(keys: Tensor) -> Tensor:
@@ -95,25 +95,26 @@ class Seen(Probe):
         """By how it was attended: float64 `[tokens]`, the share of steps, layers and KV heads that did."""
         return {how: count / max(1, self.noted) for how, count in self.seen.items()}
 
-    def lies(self) -> tuple[Tensor, Tensor]:
-        """What the GPU tier and DRAM hold of each position now, as shares of its KV bytes: float64 `[tokens]` each."""
-        tiers = [torch.zeros(self.names.tokens, dtype=torch.float64) for _ in range(2)]
+    def lies(self) -> dict[str, Tensor]:
+        """What each tier holds of each position now, as shares of its KV bytes: float64 `[tokens]`."""
+        tokens = self.names.tokens
+        tiers = {tier: torch.zeros(tokens, dtype=torch.float64) for tier in ("gpu", "dram")}
         for group in self.runtime.groups:
             cache = group.cache
             for layer in cache.spec.layers:
-                gpu = self.names.among(layer, _all_rows(cache.gpu.memory[layer])).double()
-                host = torch.zeros_like(gpu)
+                gpu = self.names.among(layer, cache.gpu.memory[layer])
+                dram = torch.zeros_like(gpu)
                 if cache.host is not None and cache.config.host == "kv":
-                    host = self.names.among(layer, _all_rows(cache.host.memory[layer])).double()
+                    dram = self.names.among(layer, cache.host.memory[layer])
                 elif cache.host is not None:
                     # of a token in a full block: the key's code in the GPU tier, the value in DRAM
                     cost, whole = cache.gpu.bytes_for(cache.block), cache.spec.block_bytes(cache.block)
-                    full = torch.arange(self.names.tokens) < self.names.tokens // cache.block * cache.block
+                    full = torch.arange(tokens) < tokens // cache.block * cache.block
                     gpu = torch.maximum(gpu, full * cost["gpu"] / whole)
-                    host = (full * cost["host"] / whole).expand_as(gpu)
-                for tier, share in zip(tiers, (gpu, host), strict=True):
-                    tier += share.mean(0) / len(self.runtime.layers)
-        return tiers[0], tiers[1]
+                    dram = (full * cost["host"] / whole).expand_as(gpu)
+                tiers["gpu"] += gpu.mean(0) / len(self.runtime.layers)
+                tiers["dram"] += dram.mean(0) / len(self.runtime.layers)
+        return tiers
 
 
 def _rows(memory: Tensor | PackedBlocks, listed: BlockList, heads: int) -> Tensor:
@@ -121,13 +122,7 @@ def _rows(memory: Tensor | PackedBlocks, listed: BlockList, heads: int) -> Tenso
     assert isinstance(memory, Tensor), "the demo's rows keep the model's own numbers"
     listed = listed.in_reach(1)
     table, tokens = listed.table[0].long().to(memory.device), listed.tokens[0].to(memory.device)
-    keys = memory[:, :, 0, :, :CHANNELS]
     which = torch.arange(heads, device=memory.device)[:, None]
-    found = keys[table.expand(heads, -1), which].flatten(1, 2)
-    used = torch.arange(found.shape[1], device=memory.device) < tokens.expand(heads)[:, None]
-    return found.where(used[..., None], torch.zeros((), dtype=found.dtype, device=found.device))
-
-
-def _all_rows(memory: Tensor) -> Tensor:
-    """Every key of a block memory `[blocks, kv_heads, 2, block, d]` -> `[kv_heads, n, channels]`."""
-    return memory[:, :, 0, :, :CHANNELS].transpose(0, 1).flatten(1, 2)
+    keys = memory[:, :, 0, :, :CHANNELS][table.expand(heads, -1), which].flatten(1, 2)
+    used = torch.arange(keys.shape[1], device=memory.device) < tokens.expand(heads)[:, None]
+    return keys * used[..., None]

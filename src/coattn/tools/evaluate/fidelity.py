@@ -56,13 +56,11 @@ def window(start: int, method: Forced, full: Forced, measures: Tensor) -> dict[s
 
 def summarise(windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over windows of equal length, the worst KL, all steps together."""
-    if not windows:
-        return {}
     names = ("kl", "top1", "top5", *MEASURES)
     layers = {name: torch.tensor([w["layers"][name] for w in windows], dtype=torch.float64) for name in MEASURES}
     return {
         **{name: sum(w[name] for w in windows) / len(windows) for name in names},
         "kl_max": max(w["kl_max"] for w in windows),
         "steps": sum(w["steps"] for w in windows),
-        "layers": {name: found.mean(0).tolist() for name, found in layers.items()},
+        "layers": {name: values.mean(0).tolist() for name, values in layers.items()},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -36,26 +37,17 @@ class Haystack:
                 f"The prompt is {-own:,} tokens too short for its question and {len(planted)} needle(s).",
                 "Make it longer, or hide fewer.",
             )
-        found, borders = self._straw(own)
-        cuts = [_nearest(borders, depth * own) for depth, _ in planted]
-        for cut, (_, ids) in sorted(zip(cuts, planted, strict=True), key=lambda pair: -pair[0]):
-            found[cut:cut] = ids
-        return found
-
-    def _straw(self, tokens: int) -> tuple[list[int], list[int]]:
-        """The first `tokens` ids, and where sentences begin and end among them."""
-        found: list[int] = []
+        straw: list[int] = []
         borders = [0]
-        i = 0
-        while len(found) < tokens:
-            found += self.sentences[i % len(self.sentences)]
-            borders.append(len(found))
-            i += 1
-        return found[:tokens], [border for border in borders if border < tokens] + [tokens]
-
-
-def _nearest(borders: Sequence[int], place: float) -> int:
-    return min(borders, key=lambda border: abs(border - place))
+        sentences = itertools.cycle(self.sentences)
+        while len(straw) < own:
+            straw += next(sentences)
+            borders.append(min(len(straw), own))
+        del straw[own:]
+        cuts = [min(borders, key=lambda border: abs(border - depth * own)) for depth, _ in planted]
+        for cut, (_, ids) in sorted(zip(cuts, planted, strict=True), key=lambda pair: -pair[0]):
+            straw[cut:cut] = ids
+        return straw
 
 
 def frame(tokenizer: Any, before: str, after: str) -> tuple[list[int], list[int]]:

@@ -76,19 +76,11 @@ def judge(cell: Cell, answer: str) -> dict[str, Any]:
 
 def summarise(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How many were found, in all and for each length, and what a decode step read there."""
-    lengths = sorted({cell["length"] for cell in cells})
-    per = {length: [cell["found"] for cell in cells if cell["length"] == length] for length in lengths}
-    return {
-        "found": sum(cell["found"] for cell in cells),
-        "total": len(cells),
-        "by_length": [
-            {"length": n, "found": sum(each), "total": len(each), "read_share": _read_share(cells, n)}
-            for n, each in per.items()
-        ],
-    }
-
-
-def _read_share(cells: Sequence[dict[str, Any]], length: int) -> float | None:
-    found = [cell.get("read_share") for cell in cells if cell["length"] == length]
-    known = [each for each in found if each is not None]
-    return sum(known) / len(known) if known else None
+    by_length = []
+    for length in sorted({cell["length"] for cell in cells}):
+        own = [cell for cell in cells if cell["length"] == length]
+        shares = [cell["read_share"] for cell in own if cell["read_share"] is not None]
+        share = sum(shares) / len(shares) if shares else None
+        found = sum(cell["found"] for cell in own)
+        by_length.append({"length": length, "found": found, "total": len(own), "read_share": share})
+    return {"found": sum(cell["found"] for cell in cells), "total": len(cells), "by_length": by_length}

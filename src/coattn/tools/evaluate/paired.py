@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from coattn.method.row import Composed, Method
+from coattn.method.row import Composed
 from coattn.method.table import METHODS
 from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import Forced, force
-from coattn.tools.evaluate.watch import full_like
+from coattn.tools.evaluate.watch import Fidelity, full_like
 from coattn.tools.evaluate.windows import Windows
 
 if TYPE_CHECKING:
@@ -32,61 +32,44 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and how: shared by all windows."""
+    """A method beside full attention. probe: measures the method's attention; then the prefill is not scored."""
 
     model: PreTrainedModel
     composed: Composed
     gpu_kv: str | int | None = None
     host_kv: str | int | None = None
+    probe: Fidelity | None = None
 
-    def is_full(self) -> bool:
-        """Whether the method is full attention itself, without a budget that could change its course."""
-        return self.composed.method == METHODS["full"] and self.gpu_kv is None and self.host_kv is None
-
-    def runs(self, reuse: bool) -> int:
-        """How often every token is read."""
-        return 1 if reuse and self.is_full() else 2
+    @property
+    def runs(self) -> int:
+        """How often every token is read: once where the method is full attention, unless somebody looks on."""
+        bounded = self.gpu_kv is not None or self.host_kv is not None
+        return 2 if bounded or self.probe is not None or self.composed.method != METHODS["full"] else 1
 
     def batch(self, wanted: int) -> int:
         """Windows at a time. A KV budget is for one window: a batch would have to share it."""
         return wanted if self.gpu_kv is None and self.host_kv is None else 1
 
-    def pairs(
-        self,
-        ids: Tensor,
-        windows: Windows,
-        *,
-        batch: int = 1,
-        score_prefill: bool = True,
-        reuse: bool = False,
-        probes: Sequence[Probe] = (),
-        report: Report | None = None,
-    ) -> Iterator[Pair]:
-        """Every window of ids `[tokens]`, a batch at a time; report hears of tokens over all windows and both runs.
-
-        reuse: under full attention itself one run is both.
-        """
+    def pairs(self, ids: Tensor, windows: Windows, batch: int, report: Report | None = None) -> Iterator[Pair]:
+        """Every window of ids `[tokens]`, a batch at a time; report hears of tokens over all windows and both runs."""
         cut, size, done = windows.of(ids), self.batch(batch), 0
-        reference, row = full_like(self.composed), self.composed.method
+        probes = [] if self.probe is None else [self.probe]
 
-        def forced(method: Method, part: Tensor, **arguments: Any) -> Forced:
+        def run(part: Tensor, row: Composed, **memory: Any) -> Forced:
             nonlocal done
 
             def progress(now: int, _all: int) -> None:
                 if report:
-                    report(method.name, done + now * len(part))
+                    report(row.method.name, done + now * len(part))
 
-            found = force(
-                self.model, part, windows.prefill, method, progress=progress, score_prefill=score_prefill, **arguments
-            )
+            memory |= {"progress": progress, "score_prefill": not probes, **row.params}
+            forced = force(self.model, part, windows.prefill, row.method, **memory)
             done += part.numel()
-            return found
+            return forced
 
         for first in range(0, len(cut), size):
             part = cut[first : first + size]
-            own = forced(row, part, gpu_kv=self.gpu_kv, host_kv=self.host_kv, probes=probes, **self.composed.params)
-            # read the same way, so that equal work rounds equally
-            steps = False if probes else None
-            full = own if self.runs(reuse) == 1 else forced(METHODS["full"], part, by_steps=steps, **reference.params)
-            starts = windows.starts[first : first + size]
-            yield from map(Pair, starts, own.windows(), full.windows())
+            own = run(part, self.composed, gpu_kv=self.gpu_kv, host_kv=self.host_kv, probes=probes)
+            # somebody looks on here too: its steps run the same way, so that equal work rounds equally
+            full = own if self.runs == 1 else run(part, full_like(self.composed), probes=[Probe() for _ in probes])
+            yield from map(Pair, windows.starts[first : first + size], own.windows(), full.windows())

@@ -51,8 +51,6 @@ def window(start: int, method: Forced, full: Forced) -> dict[str, Any]:
 
 def summarise(windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Perplexity over all windows, whole, and over their decode steps alone, where the method had its say."""
-    if not windows:
-        return {}
     own, full = (
         torch.tensor([x for w in windows for x in w[name]], dtype=torch.float64) for name in ("losses", "losses_full")
     )
@@ -64,11 +62,6 @@ def summarise(windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(own):
         result["decode"] = _values(own.mean().item(), full.mean().item(), interval(own - full), len(own))
     return result
-
-
-def compare(method: Forced, full: Forced) -> dict[str, Any]:
-    """`summarise` of one text."""
-    return summarise([window(0, method, full)])
 
 
 def _values(own: float, full: float, ratio_95: list[float] | None, tokens: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The protocol on the engine's steps: one packed prefill for each window, then decode steps of all of them together."""
+"""Windows of text on the engine's steps: packed prefills, then decode steps of all windows together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.capture import choose_runner
+from coattn.engine.runner.runner import Runner
 from coattn.hf.forward import Session
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
+from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 from coattn.units import parse_bytes
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Windows `[windows, tokens]` under a method: captured steps where there is a GPU."""
+    """Windows `[windows, tokens]` under a method: captured steps where there is a GPU, unless probes look on."""
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Steps:
         gpu_kv: int | str | None,
         host_kv: int | str | None,
         params: dict[str, Any],
+        probes: Sequence[Probe] = (),
     ) -> None:
         self.windows = windows
         self.composed = compose(find_method(method), **params)
@@ -39,21 +43,23 @@ class Steps:
         count, length = windows.shape
         with ExitStack() as undo:
             self.session = undo.enter_context(Session(model))
-            self.runtime = Runtime(self.session.layers, self.composed, self.ledger, count, length, fixed=True)
+            layers, fixed = self.session.layers, not probes
+            self.runtime = Runtime(layers, self.composed, self.ledger, count, length, fixed, probes=probes)
             undo.callback(self.runtime.release)
-            self.runner = choose_runner(self.session, self.runtime, count)
+            choose = Runner if probes else choose_runner
+            self.runner = choose(self.session, self.runtime, count)
             undo.pop_all()
 
     def prefill(self, tokens: int) -> Tensor:
         """The first tokens of every window, exactly -> hidden `[windows, tokens, hidden_size]`."""
         device = self.session.device
         positions = torch.arange(tokens, device=device)
-        found = []
+        hidden = []
         for slot, ids in enumerate(self.windows):
             running = self.runtime.begin(Step.of((slot,), (0,), (tokens,)))
-            found.append(self.session.hidden(self.runtime, running, ids[:tokens].to(device), positions))
+            hidden.append(self.session.hidden(self.runtime, running, ids[:tokens].to(device), positions))
             self.runtime.commit(running)
-        return torch.stack(found)
+        return torch.stack(hidden)
 
     def read(self, tokens: int, chunk: int) -> None:
         """The first tokens of every window, one window after another, `chunk` tokens a step."""
@@ -72,15 +78,12 @@ class Steps:
         count, length = self.windows.shape
         last = Step.of(tuple(range(count)), (length - 1,) * count, (1,) * count)
         gpu, host = (entries / count for entries in self.runtime.attended(last))
-        found = {**self.composed.describe(), **self.ledger.describe(), **self.runtime.report(last)}
-        return found | {"attended_gpu": gpu, "attended_host": host}
-
-    def close(self) -> None:
-        """Gives every byte back and leaves the model as it was."""
-        self.runner.close()
+        report = {**self.composed.describe(), **self.ledger.describe(), **self.runtime.report(last)}
+        return report | {"attended_gpu": gpu, "attended_host": host}
 
     def __enter__(self) -> Steps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Gives every byte back and leaves the model as it was."""
+        self.runner.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,6 @@ from coattn.method.row import Composed, compose
 from coattn.method.table import METHODS
 from coattn.parts.executor.cpu import to_host
 from coattn.step.probe import Probe
-from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.types import BlockList, Phase, Selection, Step
@@ -38,7 +37,7 @@ class Attended:
 class Noting(Probe):
     """Keeps what the last layer attended to."""
 
-    last: Attended | None = None
+    last: Attended
 
     def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
         lse = merge_states(list(states)).lse[:, 0]
@@ -48,7 +47,6 @@ class Noting(Probe):
         self.last = Attended(lse, gpu + host, host if group.executor.asynchronous else torch.zeros_like(host))
 
 
-@dataclass
 class Fidelity(Noting):
     """Measures every layer, decode step and window of one run after another.
 
@@ -56,27 +54,20 @@ class Fidelity(Noting):
     budget.
     """
 
-    _found: list[list[Tensor]] = field(default_factory=list)
-    """Per batch of windows, per decode step and layer in order: `[windows, measures]` float64."""
-    layers: int = 0
-    _shadow: Runtime | None = field(init=False, repr=False, default=None)
-    _running: RunningStep = field(init=False, repr=False)
-    _noted: Noting = field(init=False, repr=False)
-    _exact: Tensor = field(init=False, repr=False)
+    shadow: Runtime
+    """Full attention beside the method that runs."""
+
+    def __init__(self) -> None:
+        self._runs: list[list[Tensor]] = []
+        """Per batch of windows, per decode step and layer in order: `[windows, measures]` float64."""
 
     def open(self, runtime: Runtime) -> None:
-        if self._shadow is not None:
-            self._shadow.release()
-        self._found.append([])
+        if self._runs:
+            self.shadow.release()
+        self._runs.append([])
         self.layers, self._noted = len(runtime.layers), Noting()
         reference = full_like(runtime.composed)
-        self._shadow = Runtime(runtime.layers, reference, Ledger(), runtime.seqs, runtime.tokens, probes=[self._noted])
-
-    @property
-    def shadow(self) -> Runtime:
-        """Full attention beside the method that runs."""
-        assert self._shadow is not None, "a runtime opens it"
-        return self._shadow
+        self.shadow = Runtime(runtime.layers, reference, Ledger(), runtime.seqs, runtime.tokens, probes=[self._noted])
 
     def begin(self, step: Step) -> None:
         self._running = self.shadow.begin(step)
@@ -86,9 +77,7 @@ class Fidelity(Noting):
 
     def output(self, step: Step, layer: int, out: Tensor) -> None:
         if step.phase is Phase.DECODE:
-            assert self.last is not None
-            assert self._noted.last is not None
-            self._found[-1].append(measure(out, self.last, self._exact, self._noted.last))
+            self._runs[-1].append(measure(out, self.last, self._exact, self._noted.last))
 
     def commit(self, step: Step) -> None:
         self.shadow.commit(self._running)
@@ -98,7 +87,7 @@ class Fidelity(Noting):
 
     def measures(self) -> Tensor:
         """`[windows, steps, layers, MEASURES]` float64, windows in the order in which they ran."""
-        runs = [torch.stack(run, 1) for run in self._found]
+        runs = [torch.stack(run, 1) for run in self._runs]
         return torch.cat([run.view(len(run), -1, self.layers, len(MEASURES)) for run in runs])
 
 
