@@ -34,8 +34,7 @@ def test_only_what_equals_full_attention_is_called_exact(
     def layers(model: Any) -> Any:
         return [replace(shape, dtype=stored) for shape in describe_layers(model)]
 
-    for home in ("coattn.hf.forward", "coattn.hf.attach"):
-        monkeypatch.setattr(f"{home}.describe_layers", layers)
+    monkeypatch.setattr("coattn.hf.attention.describe_layers", layers)
     with llm(method, **params) as engine:
         assert engine.report()["exact"] is exact
         assert engine.composed.exact is engine.runner.runtime.composed.exact is exact

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from coattn.parts.handover.thread import MailboxThread
 from lab.tests.run import coattn_lab
 
+from coattn.parts.handover.mailbox import MailboxThread
 from coattn.parts.handover.manager import MailboxBridge
 from coattn.parts.handover.span import Span
 from coattn.step.trace.step import Crossing, Timing, on_host_clock
