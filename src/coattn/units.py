@@ -42,6 +42,20 @@ def parse_bytes(value: int | float | str | None, name: str = "size") -> int | No
     return int(value)
 
 
+_COUNTS = {"": 1, "k": 1000, "m": 1000**2, "ki": 1 << 10, "mi": 1 << 20}
+
+
+def parse_count(value: int | str, name: str) -> int:
+    """`"200k"`, `"1M"`, `"131072"`, `"131,072"` -> tokens. Raises ConfigError otherwise."""
+    match = re.fullmatch(r"\s*([0-9][0-9,_]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", str(value))
+    if match is None or match[2].lower() not in _COUNTS:
+        raise ConfigError(f"{name} is {value!r}, which is not a number of tokens.", "Write it like 131072 or 200k.")
+    found = int(float(match[1].replace(",", "").replace("_", "")) * _COUNTS[match[2].lower()])
+    if not 1 <= found < 1 << 40:
+        raise ConfigError(f"{name} is {value!r}, which no sequence has.", "Write it like 131072 or 200k.")
+    return found
+
+
 def format_bytes(count: int, digits: int = 1) -> str:
     """`94371840` -> `"90.0 MiB"`."""
     size = float(count)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.cli.folders import save_tiny
 from tests.cli.run import Done, coattn
-from tests.hf.families import tiny
 
 from coattn.cli.output import print_error
 from coattn.errors import ConfigError, WorkerError
@@ -202,44 +201,6 @@ def test_an_answer_that_ends_with_the_model_s_positions_says_so(folder: Path) ->
     assert found["prompt_tokens"] + found["new_tokens"] <= 512
     assert (found["finish_reason"], found["new_tokens"] < 10) == ("length", True)
     assert "reached the model's context length" in coattn(*command).stderr
-
-
-def test_a_plan_for_a_model_reads_its_config_alone(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    done = coattn("plan", "--model", str(tmp_path), "--context", "256", "--dtype", "float32", "--json")
-    assert done.returncode == 0, done.stderr
-    found, config = json.loads(done.stdout), tiny("llama").config
-    assert found["model"] == tmp_path.name
-    heads = config.num_hidden_layers * config.num_key_value_heads
-    assert found["full_kv_bytes"] == 256 * 2 * heads * config.head_dim * 4
-    assert_refused(coattn("plan", "--model", str(tmp_path), "--shapes", "tiny"), "--model and --shapes")
-    assert_refused(coattn("plan", "--model", str(tmp_path / "nowhere")), "There is no model folder")
-
-
-GEMMA_3 = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "model_type": "gemma3",
-    "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96},
-    "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "hidden_size": 48},
-}
-"""A model of texts and images around one of texts: its config says nothing of attention, what it wraps does."""
-MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 2, "vocab_size": 160}
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (GEMMA_3, ("Checkpoints of family 'gemma3' hold a language model ('gemma3_text')",)),
-        (MOE, ("family 'qwen3_moe' are not supported", "Supported: ")),
-    ],
-    ids=["gemma3", "qwen3_moe"],
-)
-def test_a_plan_for_a_family_that_is_not_supported(
-    config: dict[str, object], said: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    done = coattn("plan", "--model", str(tmp_path), "--context", "256")
-    assert_refused(done, *said)
 
 
 def test_an_output_that_cannot_be_written(folder: Path) -> None:

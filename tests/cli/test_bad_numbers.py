@@ -25,13 +25,14 @@ __all__ = ["folder"]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "--context", HUGE], ["--context", "larger than"]),
-        (["plan", "--shapes", "tiny", "--context", "2147483647"], ["67,108,864 blocks", "in proportion"]),
-        (["plan", "--shapes", "tiny", "--batch", "2147483647"], ["blocks", "at most"]),
-        (["plan", "--shapes", "tiny", "--gpu-memory", f"{HUGE}GiB"], ["--gpu-memory", "no machine"]),
-        (["plan", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
-        (["plan", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
-        (["plan", "--method", "hcattention", "--set", "union=1"], ["union is 1"]),
+        (["plan", "llama-3-8b", "--context", HUGE], ["--context", "no sequence has"]),
+        (["plan", "llama-3-8b", "--context", "2147483647", "--method", "cpu"], ["67,108,864 blocks", "in proportion"]),
+        (["plan", "llama-3-8b", "--batch", "2147483647", "--method", "cpu"], ["blocks", "at most"]),
+        (["plan", "llama-3-8b", "--gpu", f"{HUGE}GiB"], ["--gpu", "no machine"]),
+        (["plan", "llama-3-8b", "--dram", f"{HUGE}GiB"], ["--dram", "no machine"]),
+        (["plan", "llama-3-8b", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
+        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
+        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "union=1"], ["union is 1"]),
         (["generate", "w1", "--temperature", "inf"], ["--temperature", "finite"]),
         (["generate", "w1", "--temperature", "nan"], ["--temperature", "finite"]),
         (["generate", "w1", "--temperature", "1", "--top-p", "nan"], ["--top-p", "finite"]),
@@ -129,16 +130,16 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-    monkeypatch.setattr("coattn.engine.plan.kv.plan", fail)
-    assert_refused(coattn("plan", "--shapes", "tiny"), "more memory than there is")
+    monkeypatch.setattr("coattn.tools.plan.estimate.estimate", fail)
+    assert_refused(coattn("plan", "smollm2"), "more memory than there is")
 
 
 def test_a_path_without_permission_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", "/some/where")
 
-    monkeypatch.setattr("coattn.engine.plan.kv.plan", fail)
-    assert_refused(coattn("plan", "--shapes", "tiny"), "/some/where cannot be used: Permission denied")
+    monkeypatch.setattr("coattn.tools.plan.estimate.estimate", fail)
+    assert_refused(coattn("plan", "smollm2"), "/some/where cannot be used: Permission denied")
 
 
 @pytest.mark.parametrize(

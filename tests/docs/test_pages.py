@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-from tests.cli.run import coattn
 
-from coattn.hf.architectures import FAMILIES
+from coattn.hf.families import FAMILIES
 from coattn.hf.models.catalog import SMOLLM2
+from coattn.tools.plan.estimate import held as kv_bytes
+from coattn.tools.plan.known import find_config
+from coattn.tools.plan.shape import read_shape
 from coattn.units import format_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,9 +105,8 @@ def test_the_example_of_a_long_answer_is_what_the_plan_says() -> None:
     table = text.split("A chain of thought of 200,000 tokens")[1].split("is all that it takes")[0]
     found = re.findall(r"^\| `(\w+)` \| ([\d.]+ \w+) \| ([\d.]+ \w+|-)", table, re.MULTILINE)
     assert len(found) == 5
+    model = read_shape(*find_config("Qwen3-8B"))
     for method, gpu, host in found:
-        done = coattn("plan", "--shapes", "qwen3-8b", "--context", "200000", "--method", method, "--json")
-        plan = json.loads(done.stdout)
-        for said, held in ((gpu, plan["gpu_kv_bytes"]), (host, plan["host_kv_bytes"])):
+        for said, held in zip((gpu, host), kv_bytes(method, model, 1, 200_000), strict=True):
             want = format_bytes(held) if held else "-"
             assert said in (want, re.sub(r"[\d.]+", lambda n: str(round(float(n[0]))), want)), (method, said, want)

@@ -1,169 +1,254 @@
-"""`coattn plan`: what a method would hold where, before anything is loaded."""
+"""`coattn plan`: which method a model, a card and a length call for, before anything is loaded. Imports no PyTorch."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import subprocess
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from coattn.cli.options import (
-    Number,
-    count_option,
-    devices_options,
-    json_option,
-    method_option,
-    parse_devices,
-    parse_settings,
-    settings_option,
-    weights_option,
-)
+from coattn.cli.options import Number, count_option, json_option, parse_settings, settings_option, weights_option
 from coattn.cli.output import out, print_json
 from coattn.errors import ConfigError
-from coattn.units import format_bytes, parse_bytes
+from coattn.units import format_bytes, parse_count
 
-SHAPES = "llama-3-8b"
+if TYPE_CHECKING:
+    from coattn.tools.plan.estimate import Estimate, Machine
+    from coattn.tools.plan.shape import ModelShape
+
+ASSUMED_CARD, ASSUMED_DRAM = "rtx4090", 64 << 30
+MOST_TOKENS = 1 << 21
+"""Where the model does not say how many positions it has."""
+DEFAULT_TOKENS = 131072
+DRAM_GBPS = 60.0
+"""Of two channels of DDR5, as desktops have them."""
+WHY = {
+    "full": "everything fits in GPU memory",
+    "auto": "the KV cache does not fit in GPU memory",
+    "cpu": "GPU memory is short",
+    "offload": "GPU memory is short",
+}
+"""Methods in the order in which they are recommended."""
 
 
 @click.command()
-@method_option()
-@settings_option
-@click.option("--shapes", help="Plan for these model shapes, by name.  [default: llama-3-8b]")
+@click.argument("model", required=False)
+@click.option("--gpu", metavar="CARD", help="A card (rtx4090, 2xrtx3090, h100) or its memory (24, 24GB).  "
+              "[default: this machine's]")  # fmt: skip
+@click.option("--dram", metavar="SIZE", help="Memory of the machine (64, 64GiB).  [default: this machine's]")
 @click.option(
-    "--model",
-    help="Plan for this model instead: smollm2, a folder, a GGUF file or a hub name. Only its config is read.",
+    "--context",
+    metavar="TOKENS",
+    help="Length of each sequence, prompt and answer, such as 200k.  [default: the model's, at most 131072]",
 )
-@click.option("--dtype", default="bfloat16", help="Numbers of the model: auto, float32, bfloat16 or float16.")
-@count_option("--context", 131072, "Length of each sequence in tokens.")
 @count_option("--batch", 1, "Number of sequences.")
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", help="Numbers of the model."
+)
 @weights_option
-@devices_options
-@click.option("--gpu-memory", metavar="SIZE", help="Check whether weights and KV cache fit in this memory of each GPU.")
-@click.option("--host-memory", metavar="SIZE", help="Check whether the KV cache in DRAM fits in this memory.")
+@click.option("--method", help="One row of `coattn methods` instead of all, its bytes counted by the cache itself.")
+@settings_option
 @click.option(
-    "--hbm", default=4200.0, type=Number(0, min_open=True), help="Speed at which the GPU reads its memory, in GB/s."
-)
-@click.option(
-    "--pcie",
-    default=40.0,
+    "--dram-speed",
+    default=DRAM_GBPS,
     type=Number(0, min_open=True),
-    help="Speed at which the GPU gathers single tokens over PCIe, in GB/s.",
+    help="Speed at which all cores read DRAM, in GB/s.",
 )
+@click.option("--list", "listed", is_flag=True, help="List the models and cards that are known by name.")
 @json_option
-def plan(as_json: bool, **options: Any) -> None:
-    """Show how many bytes a method needs in GPU memory and DRAM, and whether they fit. Loads no model.
+def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None:
+    """Show for each method whether MODEL fits, how much memory it takes and how fast it is. Loads nothing.
 
-    For `full` and `auto` it also shows the shortest possible decode step: bytes divided by --hbm and --pcie, whose
-    defaults were measured on an NVIDIA H200. With --gpu-memory it shows which method the engine would choose.
+    MODEL is a folder, a config.json, a known name such as Qwen3-32B, or a name on the Hugging Face hub. Bytes are
+    exact to a few percent. Times are forecasts from the rates of the card and of DRAM.
     """
-    import torch
+    from coattn.tools.plan import known
 
-    from coattn.engine.plan.kv import plan as found_by
-    from coattn.engine.plan.speed import Rates
-    from coattn.hf.load import choose_dtype
-    from coattn.method.row import compose
-    from coattn.method.table import find_method
-
-    composed = compose(find_method(options["method"]), **parse_settings(options["settings"]))
-    limits = [parse_bytes(options[name], f"--{name.replace('_', '-')}") for name in ("gpu_memory", "host_memory")]
-    nowhere = torch.device("meta")
-    named, model = _model(options["shapes"], options["model"], choose_dtype(options["dtype"], nowhere))
-    share = 1.0 if options["weights_on_gpu"] is None else options["weights_on_gpu"]
-    gpu, host = limits
-    asked = parse_devices(options["devices"], options["device_shares"])
-    if asked is not None and options["weights_on_gpu"] is not None:
-        raise ConfigError("--devices and --weights-on-gpu exclude each other.", "Give one of them.")
-    division = None if asked is None else _divide(model, composed, options["batch"], options["context"], *asked)
-    found = found_by(model, composed, options["batch"], options["context"], gpu, host, share, division)
-    found |= predict(model, composed, found, gpu, Rates(1e9 * options["hbm"], 1e9 * options["pcie"]))
-    if as_json:
-        print_json({"model" if options["model"] else "shapes": named, **found})
+    if listed:
+        _list(known, as_json)
         return
-    table = Table(title=f"{found['method']}, {named}, {found['batch']} x {found['context']:,} tokens")
-    for column in ("what", "bytes", "share of full KV", "fits"):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    share = found["host_kv_bytes"] / found["full_kv_bytes"]
-    table.add_row("weights on the GPU", format_bytes(found["gpu_weight_bytes"]), "", "")
-    if found["host_weight_bytes"]:
-        table.add_row("weights in DRAM, brought in by every step", format_bytes(found["host_weight_bytes"]), "", "")
-    table.add_row("KV in the GPU tier", format_bytes(found["gpu_kv_bytes"]), f"{found['gpu_share']:.2%}", "")
-    table.add_row("GPU memory", format_bytes(found["gpu_bytes"]), "", _word(found["fits_gpu"]))
-    table.add_row("KV in DRAM", format_bytes(found["host_kv_bytes"]), f"{share:.2%}", _word(found["fits_host"]))
-    if found["host_copies_bytes"]:
-        more, of = found["host_copies_bytes"], found["full_kv_bytes"]
+    if model is None:
+        raise ConfigError("There is no model to plan for.", "Give one: coattn plan Qwen/Qwen3-32B --gpu rtx4090.")
+    from coattn.hf.families import refusal
+    from coattn.tools.plan.estimate import METHODS, Machine, estimate, longest
+    from coattn.tools.plan.shape import read_shape
+
+    machine = Machine(*_machine(known, options), 1e9 * options["dram_speed"], _share(options["weights_on_gpu"]))
+    name, config = known.find_config(model)
+    refused = refusal(config)
+    if refused is not None:
+        raise refused
+    shape = read_shape(name, config, options["dtype"])
+    most = shape.positions or MOST_TOKENS
+    asked = options["context"]
+    tokens = min(most, DEFAULT_TOKENS) if asked is None else parse_count(asked, "--context")
+    problem = _too_long(shape, tokens)
+    if options["method"] is not None:
+        from coattn.tools.plan.counted import count
+
+        settings = parse_settings(options["settings"])
+        rows = [count(options["method"], settings, shape, options["batch"], tokens, machine)]
+    elif options["settings"]:
+        raise ConfigError("--set is given without --method.", "Say which method's parameter it is.")
+    else:
+        rows = [estimate(method, shape, options["batch"], tokens, machine) for method in METHODS]
+    reach = [
+        None if row.step_s is None else longest(row.method, shape, options["batch"], machine, most) for row in rows
+    ]
+    advice = _advise(model, shape, machine, options["batch"], tokens)
+    if as_json:
+        print_json(
+            {
+                "model": name,
+                "context": tokens,
+                "batch": options["batch"],
+                "gpu": {"name": machine.card.name, "bytes": machine.card.memory},
+                "dram_bytes": machine.dram,
+                "weight_bytes": shape.weight_bytes,
+                "problem": problem,
+                "methods": [
+                    {**asdict(row), "gpu": row.gpu, "fits": row.fits, "quality": row.quality, "longest": far}
+                    for row, far in zip(rows, reach, strict=True)
+                ],
+                **advice,
+            }
+        )
+        return
+    if problem:
+        out.print(problem, highlight=False, soft_wrap=True)
+    _draw(name, shape, machine, options["batch"], tokens, rows, reach)
+    if not problem and options["method"] is None:
+        out.print(advice["recommendation"], highlight=False, soft_wrap=True)
+        if advice["command"]:
+            out.print(f"  {advice['command']}", highlight=False, soft_wrap=True)
+
+
+def _machine(known: Any, options: dict[str, Any]) -> tuple[Any, int | None]:
+    """The card and the bytes of DRAM."""
+    from coattn.cache.available import memory
+
+    given = options["gpu"]
+    if given is not None:
+        card = known.find_card(given)
+    else:
+        own = _own_gpu()
+        card = known.find_card(ASSUMED_CARD if own is None else own)
+    if options["dram"] is not None:
+        return card, known.parse_size(options["dram"], "--dram")
+    return card, ASSUMED_DRAM if given is not None else memory()[0]
+
+
+def _own_gpu() -> str | None:
+    """The first GPU of this machine, as its driver names it: by name where it is known, else by its memory."""
+    from coattn.tools.plan.known import find_card
+
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
+        name, memory = said[0].split(",")
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+    try:
+        find_card(name)
+    except ConfigError:
+        return f"{int(memory)}MiB"
+    return name
+
+
+def _share(given: float | None) -> float:
+    return 1.0 if given is None else given
+
+
+def _too_long(shape: ModelShape, tokens: int) -> str | None:
+    if shape.positions is None or tokens <= shape.positions:
+        return None
+    return (
+        f"Too long: {shape.name} has {shape.positions:,} positions, and {tokens:,} tokens are more. Ask for --context "
+        f"{shape.positions} at most, or set rope_scaling (YaRN) in its config.json if its card allows."
+    )
+
+
+def _advise(model: str, shape: ModelShape, machine: Machine, batch: int, tokens: int) -> dict[str, Any]:
+    """The first method that fits, in the order of preference, and the command that runs it; else the way forward.
+
+    Where weights alone are too much for the GPU, it is tried with a part of them in DRAM.
+    """
+    from coattn.tools.plan.estimate import estimate
+
+    shares = [machine.weights_on_gpu, *(share / 20 for share in range(19, 1, -1))] if machine.card.count == 1 else [1.0]
+    for share in shares:
+        tried = replace(machine, weights_on_gpu=share)
+        rows = [estimate(method, shape, batch, tokens, tried) for method in WHY]
+        taken = next((row for row in rows if row.fits), None)
+        if taken is None:
+            continue
+        words = [f"coattn serve --model {model} --method {taken.method}"]
+        if taken.method != "full":
+            words.append(f"--gpu-kv {-(-taken.kv >> 20) + 1}MiB")
+        words.append(f"--max-length {tokens} --max-batch {batch}")
+        why = WHY[taken.method]
+        if share < 1:
+            words.append(f"--weights-on-gpu {share:g}")
+            why += f", and {1 - share:.0%} of the layers' weights come from DRAM in every step"
+        speed = f"{taken.first_token_s:,.1f} s to the first token, {batch / (taken.step_s or 1):,.1f} tokens/s"
+        return {
+            "recommended": taken.method,
+            "recommendation": f"Take {taken.method}: {why} ({speed}).",
+            "command": " ".join(words),
+        }
+    least = estimate("cpu", shape, batch, tokens, replace(machine, weights_on_gpu=0.1))
+    gpu, dram = format_bytes(least.gpu), format_bytes(least.dram)
+    return {
+        "recommended": None,
+        "recommendation": f"Nothing fits: even cpu with a tenth of the weights on the GPU needs {gpu} of GPU memory "
+        f"and {dram} of DRAM. Take a shorter context, a smaller or quantised model, or more memory.",
+        "command": None,
+    }
+
+
+def _draw(
+    name: str,
+    shape: ModelShape,
+    machine: Machine,
+    batch: int,
+    tokens: int,
+    rows: list[Estimate],
+    reach: list[int | None],
+) -> None:
+    dram = "unlimited" if machine.dram is None else format_bytes(machine.dram)
+    title = (
+        f"{name}, {batch} x {tokens:,} tokens, on {machine.card.name} ({format_bytes(machine.card.memory)}), "
+        f"DRAM {dram}; weights {format_bytes(shape.weight_bytes)}"
+    )
+    table = Table(title=title, title_justify="left")
+    table.add_column("method")
+    table.add_column("quality")
+    for column in ("fits", "longest context", "GPU memory", "of it KV", "DRAM", "first token", "tokens/s"):
+        table.add_column(column, justify="right")
+    for row, far in zip(rows, reach, strict=True):
+        fits = "yes" if row.fits else "no (GPU)" if not row.fits_gpu else "no (DRAM)"
         table.add_row(
-            "entries chosen there, at most", format_bytes(more), f"{more / of:.2%}", _word(found["fits_copies"])
+            row.method,
+            row.quality,
+            fits,
+            "-" if far is None else f"{far:,}" if far else "none",
+            format_bytes(row.gpu),
+            format_bytes(row.kv),
+            format_bytes(row.dram),
+            "-" if row.first_token_s is None else f"{row.first_token_s:,.1f} s",
+            "-" if row.step_s is None else f"{batch / row.step_s:,.1f}",
         )
     out.print(table)
-    if "devices" in found:
-        each = Table("device", "layers", "weights", "KV in the GPU tier", "GPU memory", "fits", title="On each device")
-        for row in found["devices"]:
-            sizes = [format_bytes(row[name]) for name in ("weight_bytes", "gpu_kv_bytes", "gpu_bytes")]
-            first, last = row["layers"]
-            each.add_row(row["device"], f"{first} to {last}", *sizes, _word(row["fits"]))
-        out.print(each)
-    if found["step"] is not None and found["fits_gpu"] is not False:
-        step = found["step"]
-        parts = {"weights": "weight_bytes", "KV": "kv_bytes", "sketches": "scan_bytes", "over PCIe": "pulled_bytes"}
-        read = ", ".join(f"{name} {format_bytes(step[key])}" for name, key in parts.items() if step[key])
-        out.print(
-            f"a decode step at best: {step['ms']:.2f} ms, {step['tokens_per_s']:,.0f} tokens/s ({read})",
-            highlight=False,
-        )
-    if found["taken"] is not None:
-        out.print(f"the engine would choose: {found['taken']} ({found['taken_why']})", highlight=False)
 
 
-def _model(shapes: str | None, model: str | None, dtype: Any) -> tuple[str, Any]:
-    """What is planned for, by name, without weights. Raises UnsupportedError for a family that does not run here."""
-    import torch
-
-    from coattn.hf.architectures import check_family
-    from coattn.hf.load import load_shapes
-    from coattn.hf.random_model import random_model
-
-    if model is None:
-        return shapes or SHAPES, random_model(shapes or SHAPES, torch.device("meta"), dtype)
-    if shapes is not None:
-        raise ConfigError("--model and --shapes exclude each other.", "Give one of them.")
-    found = load_shapes(model, dtype)
-    check_family(found)
-    return Path(model).name, found
-
-
-def predict(model: Any, composed: Any, found: dict[str, Any], gpu: int | None, rates: Any) -> dict[str, Any]:
-    """step: what a decode step takes, where that is known; taken: the method that an engine would choose, and why."""
-    from coattn.engine.devices import SHARE
-    from coattn.engine.method_choice import candidates, choose
-    from coattn.engine.plan.speed import step
-    from coattn.hf.architectures import describe_layers
-
-    layers, weights = describe_layers(model), found["gpu_weight_bytes"]
-    made = step(layers, composed, found["batch"], found["context"], weights, rates)
-    if gpu is None:
-        return {"step": made, "taken": None, "taken_why": None}
-    room = max(0, int(SHARE * (gpu - weights)))
-    row, why = choose(candidates({}), layers, room, found["batch"], found["context"])
-    of = "" if row.name == "full" else f", {SHARE:.0%} of what the weights leave"
-    return {"step": made, "taken": row.name, "taken_why": why + of}
-
-
-def _divide(model: Any, composed: Any, batch: int, context: int, devices: list[str], shares: list[float] | None) -> Any:
-    """Devices by name, whether or not this machine has them."""
-    import torch
-
-    from coattn.engine.plan.kv import layer_kv
-    from coattn.hf.architectures import describe_layers
-    from coattn.hf.division import choose_shares, divide, sizes
-
-    try:
-        found = tuple(torch.device(name) for name in devices)
-    except RuntimeError:
-        raise ConfigError(f"--devices {','.join(devices)} has no device.", "Write it like cuda:0,cuda:1.") from None
-    kv = layer_kv(describe_layers(model), composed, batch, context)
-    return divide(sizes(model), kv, found, choose_shares(shares, len(found)))
-
-
-def _word(fits: bool | None) -> str:
-    return "" if fits is None else "yes" if fits else "no"
+def _list(known: Any, as_json: bool) -> None:
+    found = {"models": known.models(), "cards": known.cards()}
+    if as_json:
+        print_json(found)
+        return
+    for what, names in found.items():
+        out.print(f"{what}:", highlight=False)
+        for name in names:
+            out.print(f"  {name}", highlight=False)

@@ -1,4 +1,4 @@
-"""Which model families coattn knows, and what their configs say about attention."""
+"""What a model's modules and config say about attention."""
 
 from __future__ import annotations
 
@@ -7,27 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coattn.errors import UnsupportedError
+from coattn.hf.families import refuse_family
 from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.types import LayerShape, Rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-FAMILIES = {
-    "llama": "Llama",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "mistral": "Mistral",
-    "gemma": "Gemma",
-    "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3 (text)",
-    "glm": "GLM",
-    "glm4": "GLM-4",
-    "phi3": "Phi-3",
-    "opt": "OPT",
-    "gpt_neox": "GPT-NeoX",
-}
-"""`config.model_type` -> the family's name. Each is tested on a tiny random config."""
 
 INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""
@@ -35,25 +20,11 @@ PROJECTIONS = ("q_proj", "qkv_proj", "query_key_value")
 """What makes queries in an attention module, by name."""
 
 
-def check_config(config: Any) -> None:
-    """Raises UnsupportedError naming a family that coattn does not run. Needs no weights."""
-    kind = getattr(config, "model_type", type(config).__name__)
-    if kind in FAMILIES:
-        return
-    supported = f"Supported: {', '.join(sorted(FAMILIES.values()))}."
-    inner = getattr(getattr(config, "text_config", None), "model_type", None)
-    if inner is not None:
-        raise UnsupportedError(
-            f"Checkpoints of family {kind!r} hold a language model ({inner!r}) inside one that also takes images or "
-            "sound, and coattn runs only checkpoints of a language model alone.",
-            f"Choose a checkpoint that holds text alone. {supported}",
-        )
-    raise UnsupportedError(f"Models of family {kind!r} are not supported.", supported)
-
-
 def check_family(model: PreTrainedModel) -> None:
     """Raises UnsupportedError naming the family or the option that coattn does not run."""
-    check_config(model.config)
+    refused = refuse_family(model.config.to_dict())
+    if refused is not None:
+        raise refused
     if model.training:
         raise UnsupportedError(
             "The model is in training mode, and coattn is for inference.", "Call model.eval() first."

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coattn.errors import ConfigError, ModelError
-from coattn.hf.architectures import check_config
 from coattn.hf.converted import Progress, silent
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
+from coattn.hf.families import check_config
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.refusals import explained, reachable
@@ -68,7 +68,7 @@ def load(
     with explained(where, "config"):
         options = _options(where)
         config = AutoConfig.from_pretrained(where, **options)
-        check_config(config)  # before any weight is fetched
+        check_config(config.to_dict())  # before any weight is fetched
     with explained(where, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
     with explained(where, "model"):
@@ -118,7 +118,7 @@ def load_shapes(name: str, dtype: torch.dtype) -> PreTrainedModel:
         where, of = where.parent, {"gguf_file": where.name}
     with explained(where, "config"):
         config = AutoConfig.from_pretrained(where, **_options(where), **of)
-        check_config(config)
+        check_config(config.to_dict())
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()

@@ -1,0 +1,102 @@
+"""Which checkpoints coattn runs, by their config.json alone: nothing is loaded, and PyTorch is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from coattn.errors import UnsupportedError
+
+FAMILIES = {
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (text)",
+    "glm": "GLM",
+    "glm4": "GLM-4",
+    "phi3": "Phi-3",
+    "opt": "OPT",
+    "gpt_neox": "GPT-NeoX",
+}
+"""`model_type` -> the family's name. Each is tested on a tiny random config."""
+
+KINDS = ("full_attention", "sliding_attention")
+"""Of attention layers, those that coattn runs."""
+
+LOADERS = {
+    "awq": "gptqmodel",
+    "gptq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed_tensors",
+    "torchao": "torchao",
+    "quanto": "optimum",
+    "hqq": "hqq",
+}
+"""Quantisation of weights -> the package without which Transformers cannot load it."""
+BUILT_IN = ("fp8", "fbgemm_fp8")
+"""Quantisations that Transformers loads by itself, on a GPU."""
+
+
+def refusal(config: Mapping[str, Any]) -> UnsupportedError | None:
+    """Why a checkpoint with this config.json is not run; None: it is.
+
+    The first line that `plan`, `generate` and `LLM` say of it, before a weight is fetched or read.
+    """
+    return refuse_family(config) or _refuse_weights(config.get("quantization_config") or {})
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raises what `refusal` finds."""
+    refused = refusal(config)
+    if refused is not None:
+        raise refused
+
+
+def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:
+    """Of a model, however its weights are stored."""
+    kind = config.get("model_type")
+    supported = f"Supported: {', '.join(sorted(FAMILIES.values()))}."
+    if kind not in FAMILIES:
+        inner = (config.get("text_config") or {}).get("model_type")
+        if inner is not None:
+            return UnsupportedError(
+                f"Checkpoints of family {kind!r} hold a language model ({inner!r}) inside one that also takes images "
+                "or sound, and coattn runs only checkpoints of a language model alone.",
+                f"Choose a checkpoint that holds text alone. {supported}",
+            )
+        if config.get("kv_lora_rank"):
+            return UnsupportedError(
+                f"Models of family {kind!r} compress keys and values (MLA), which coattn does not run.", supported
+            )
+        return UnsupportedError(f"Models of family {kind!r} are not supported.", supported)
+    if config.get("is_encoder_decoder"):
+        return UnsupportedError(f"{kind!r} is an encoder with a decoder, and coattn runs decoders alone.", supported)
+    for layer, attention in enumerate(config.get("layer_types") or ()):
+        if attention not in KINDS:
+            return UnsupportedError(
+                f"Layer {layer} has attention of type {attention!r}, which is not supported.",
+                "Full and sliding-window attention are.",
+            )
+    return None
+
+
+def _refuse_weights(quantised: Mapping[str, Any]) -> UnsupportedError | None:
+    if not quantised:
+        return None
+    method = str(quantised.get("quant_method", "unknown"))
+    other = "Choose the checkpoint in bfloat16 or float16, or a GGUF file, which is unpacked."
+    if method in BUILT_IN:
+        return None
+    if method not in LOADERS:
+        return UnsupportedError(f"The weights are quantised by {method!r}, which coattn does not load.", other)
+    if find_spec(LOADERS[method]) is None:
+        return UnsupportedError(
+            f"The weights are quantised by {method!r}, which takes the package {LOADERS[method]} to load, and that is "
+            "not installed.",
+            other,
+        )
+    return None

@@ -1,0 +1,255 @@
+"""What each method takes for a model's shapes, a length and a batch: bytes of each tier, and how long it runs.
+
+Bytes are those that the parts count (`tests/tools/plan` holds them against the ledger). Times are bytes over rates
+times what steps on an H200 took more, and products over rates: a forecast, held against measurements in
+docs/plan.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coattn.tools.plan.known import Card
+from coattn.tools.plan.shape import ModelShape
+from coattn.units import ceil_div
+
+BLOCK = 32
+CHUNK = 8192
+"""Tokens of a prompt that a GPU reads at once."""
+WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattention": 4 * BLOCK, "auto": 5 * BLOCK}
+SCOUT_BUDGET = 2048
+POOL_TOKENS, POOL_SHARE, LEAST_POOL_SHARE = 16384, 0.5, 0.05
+"""Of `auto`: most tokens of a pool; its share of a sequence where there is room; under which quality suffers."""
+FRESH = 1024
+CENTROIDS = 8192
+
+DRAM_SHARE = {"offload": 1.0, "cpu": 1.0, "hgca": 0.1, "scout": 0.2, "hcattention": 0.124, "auto": 0.0075}
+"""Of what a step attends to in DRAM. `hgca`, `scout`, `hcattention` and `auto`: as measured on texts
+(docs/methods); they depend on the text. Of `scout`: of its budget; of `auto`: of 1,840 entries a KV head."""
+AUTO_ENTRIES = 1840
+OVERHEAD = {"full": (1.2, 25e-6)}
+TIERED_OVERHEAD = 1.2, 40e-6
+AUTO_OVERHEAD = 1.2, 80e-6
+"""A step over its floor: a factor, and seconds a layer."""
+PRODUCTS = 0.58
+"""Of a card's rate, what reading a prompt reaches."""
+PROMPT_FACTOR = {"full": 1.0, "auto": 1.1, "scout": 1.2, "hcattention": 1.27}
+"""Time of a prompt under a method, over that under `full`."""
+RESERVED = 700 << 20
+"""GPU memory that CUDA, its libraries and captured steps take."""
+EXACT = ("full", "offload", "cpu")
+NEAR_EXACT = ("auto",)
+"""Other rows are lossy: what they lose depends on the text (docs/choosing.md)."""
+METHODS = ("full", "auto", "cpu", "offload", "scout", "hcattention", "hgca")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a plan is to run. dram: bytes that there are; its rate in bytes a second is that of all cores reading."""
+
+    card: Card
+    dram: int | None
+    dram_rate: float
+    weights_on_gpu: float = 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A method over a model, for so many sequences of so many tokens."""
+
+    method: str
+    weights: int
+    """In GPU memory."""
+    kv: int
+    """KV, indexes, pools and staging in GPU memory: what `gpu_kv` should be."""
+    workspace: int
+    """GPU memory that reading a prompt and CUDA take besides."""
+    dram: int
+    first_token_s: float | None
+    step_s: float | None
+    """None: not forecast, because the settings are not the row's own."""
+    exact: bool
+    fits_gpu: bool
+    fits_dram: bool
+
+    @property
+    def gpu(self) -> int:
+        return self.weights + self.kv + self.workspace
+
+    @property
+    def fits(self) -> bool:
+        return self.fits_gpu and self.fits_dram
+
+    @property
+    def quality(self) -> str:
+        return "exact" if self.exact else "near exact" if self.method in NEAR_EXACT else "lossy"
+
+
+def estimate(method: str, model: ModelShape, batch: int, tokens: int, machine: Machine) -> Estimate:
+    """batch sequences of `tokens` each, prompt and answer."""
+    layers_share = machine.weights_on_gpu
+    tables = model.weight_bytes - round(_layer_weights(model))
+    weights = tables + round(layers_share * _layer_weights(model))
+    moved = model.weight_bytes - weights
+    kv, dram = held(method, model, batch, tokens)
+    workspace = RESERVED * machine.card.count + _activations(model, min(tokens, CHUNK))
+    dram += moved
+    return Estimate(
+        method,
+        weights,
+        kv,
+        workspace,
+        dram,
+        prompt_seconds(method, model, tokens, machine, moved),
+        step_seconds(method, model, batch, tokens, machine, moved),
+        method in EXACT,
+        weights + kv + workspace <= machine.card.memory,
+        machine.dram is None or dram <= machine.dram,
+    )
+
+
+def longest(method: str, model: ModelShape, batch: int, machine: Machine, most: int) -> int:
+    """Tokens of the longest sequences that fit, at most `most`; 0: none do."""
+    if estimate(method, model, batch, most, machine).fits:
+        return most
+    low, high = 0, most
+    while high - low > BLOCK:
+        middle = (low + high) // 2
+        low, high = (middle, high) if estimate(method, model, batch, middle, machine).fits else (low, middle)
+    return low
+
+
+def held(method: str, model: ModelShape, batch: int, tokens: int) -> tuple[int, int]:
+    """Bytes of KV memory in the GPU tier, staging of prompts included, and in DRAM."""
+    blocks = ceil_div(max(1, tokens), BLOCK)
+    stored, row = blocks * BLOCK, model.token_bytes
+    windows = batch * row * sum(min(stored, window) for window in model.windows if window is not None)
+    if method == "full":
+        return windows + batch * model.full_layers * stored * row, 0
+    own, dram = _PARTS[method](model, batch, stored)
+    staging = 2 * stored * row  # two halves, each of one layer of one sequence
+    return windows + model.full_layers * own + (staging if model.full_layers else 0), model.full_layers * dram
+
+
+def _exact(window: int) -> Callable[[ModelShape, int, int], tuple[int, int]]:
+    def parts(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+        return batch * min(window, stored) * model.token_bytes, batch * stored * model.token_bytes
+
+    return parts
+
+
+def _hgca(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+    window = min(WINDOW_TOKENS["hgca"], stored)
+    lists = round(DRAM_SHARE["hgca"] * stored)
+    return (
+        batch * window * (model.token_bytes + 4 * model.kv_heads),
+        batch * (stored + lists) * model.token_bytes,
+    )
+
+
+def _scout(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+    return (
+        batch * (min(SCOUT_BUDGET, stored) + stored // BLOCK) * model.token_bytes,
+        batch * stored * model.token_bytes,
+    )
+
+
+def _hcattention(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+    codes = stored * model.kv_heads * model.head_dim  # 16 bits for two channels
+    book = CENTROIDS * 2 * model.item_bytes  # one for all pieces of two channels
+    sums = 4 * (batch + 1) * model.kv_heads * (model.head_dim + 1)
+    window = min(WINDOW_TOKENS["hcattention"], stored) * model.token_bytes
+    return batch * (codes + window) + book + sums, batch * stored * model.token_bytes // 2
+
+
+def pool_tokens(stored: int) -> int:
+    """Of `auto`, where there is room."""
+    return min(POOL_TOKENS, int(POOL_SHARE * stored))
+
+
+def _auto(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+    heads, d = model.kv_heads, model.head_dim
+    planes, places, slots = 2 * d, pool_tokens(stored), batch + 1
+    sketches = batch * stored * heads * planes // 8
+    tables = slots * heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d)
+    books = slots * heads * (4 * stored + 8 * places + 8 * FRESH + 16) + 264 * slots * model.q_heads
+    rows = batch * places * heads * (2 * d + 6) + slots * heads * (8 * d + 8)
+    window = batch * WINDOW_TOKENS["auto"] * model.token_bytes
+    return sketches + tables + books + rows + window, batch * stored * model.token_bytes
+
+
+_PARTS: dict[str, Callable[[ModelShape, int, int], tuple[int, int]]] = {
+    "offload": _exact(WINDOW_TOKENS["offload"]),
+    "cpu": _exact(WINDOW_TOKENS["cpu"]),
+    "hgca": _hgca,
+    "scout": _scout,
+    "hcattention": _hcattention,
+    "auto": _auto,
+}
+
+
+def step_seconds(method: str, model: ModelShape, batch: int, tokens: int, machine: Machine, moved: int) -> float:
+    """Of a decode step of all sequences, each with so many tokens stored.
+
+    moved: bytes of weights that every step brings in from DRAM.
+    """
+    row, full = batch * model.token_bytes, model.full_layers
+    windows = row * sum(min(tokens, window) for window in model.windows if window is not None)
+    near: float = row * full * min(tokens, WINDOW_TOKENS.get(method, tokens))
+    cpu = pcie = 0.0
+    if method == "scout":
+        near = row * full * (min(tokens, SCOUT_BUDGET) + tokens // BLOCK)
+        cpu = row * full * DRAM_SHARE["scout"] * min(tokens, SCOUT_BUDGET)
+    elif method == "hcattention":
+        near += row * full * tokens / 4
+        cpu = row * full * tokens * DRAM_SHARE["hcattention"] / 2
+    elif method == "auto":
+        near += row * full * (tokens / 16 + min(4096, pool_tokens(tokens)) / 2)
+        pcie = row * full * DRAM_SHARE["auto"] * min(tokens, AUTO_ENTRIES)
+    elif method == "offload":
+        pcie = row * full * tokens
+    elif method != "full":
+        cpu = row * full * tokens * DRAM_SHARE[method]
+    used = _used_weights(model, batch)
+    factor, each = AUTO_OVERHEAD if method == "auto" else OVERHEAD.get(method, TIERED_OVERHEAD)
+    own = factor * (used + windows + near) / machine.card.hbm + each * model.layers
+    beside = cpu / machine.dram_rate
+    over = pcie / machine.card.pcie
+    # scout's CPU works a layer ahead; the others' work beside the GPU's own part of the layer
+    whole = max(own, beside) if method == "scout" else own + beside + over
+    return max(whole, moved / machine.card.pcie)
+
+
+def prompt_seconds(method: str, model: ModelShape, tokens: int, machine: Machine, moved: int) -> float:
+    """Until the first token of one prompt of so many tokens."""
+    seen = sum(tokens * tokens / 2 if window is None else tokens * min(window, tokens) for window in model.windows)
+    products = 2 * model.active_params * tokens + 4 * seen * model.q_heads * model.head_dim
+    chunks = ceil_div(tokens, CHUNK)
+    seconds = PROMPT_FACTOR.get(method, 1.05) * products / (PRODUCTS * machine.card.flops)
+    over = 0.0
+    if method != "full":  # what lies in DRAM comes back for every later chunk
+        over = model.full_layers * model.token_bytes * tokens * (chunks - 1) / 2 / machine.card.pcie
+    return max(seconds, over) + chunks * moved / machine.card.pcie
+
+
+def _used_weights(model: ModelShape, batch: int) -> int:
+    """Bytes of weights that a step reads: of experts, at most all."""
+    return min(model.weight_bytes, model.active_weight_bytes * (batch if _has_experts(model) else 1))
+
+
+def _has_experts(model: ModelShape) -> bool:
+    return bool(model.config.get("num_experts_per_tok"))
+
+
+def _layer_weights(model: ModelShape) -> float:
+    """Bytes of weights of all layers: without embedding and head."""
+    table = int(model.config["vocab_size"]) * model.hidden * model.item_bytes
+    tied = model.config.get("tie_word_embeddings", False)
+    return max(0.0, model.weight_bytes - table * (1 if tied else 2))
+
+
+def _activations(model: ModelShape, chunk: int) -> int:
+    """GPU memory while a chunk of a prompt goes through a layer."""
+    heads = (model.q_heads + 2 * model.kv_heads) * model.head_dim
+    return chunk * model.item_bytes * (3 * model.largest + 4 * model.hidden + 2 * heads)

@@ -1,0 +1,162 @@
+"""Models and cards that plans know by name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from coattn.errors import ConfigError, ModelError, UnsupportedError
+from coattn.units import parse_bytes
+
+GIB = 1 << 30
+SMALL_SIZE = 4096
+"""Numbers without a unit below this are gibibytes."""
+HBM_SHARE = 0.95
+"""Of a vendor's figure, what a large read reaches: 4,640 of 4,800 GB/s on an H200, less on other cards."""
+LEAST_CAPABILITY = 80
+HUB_SECONDS = 5
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+UNKNOWN_CARD = {"hbm_gbps": 900.0, "pcie_gbps": 25.0, "tflops": 120.0}
+"""Of a GPU that is given by its memory alone: about an RTX 4090."""
+SHAPES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct"}
+"""Short names."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU, or several of one kind. Rates in bytes and operations a second, those of all together but for `pcie`."""
+
+    name: str
+    memory: int
+    hbm: float
+    pcie: float
+    flops: float
+    count: int = 1
+
+
+@cache
+def _data(name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((files(__package__) / name).read_text(encoding="utf-8"))
+    return found
+
+
+def parse_size(text: str, name: str) -> int:
+    """Memory of a card or a machine: numbers without a unit are gibibytes, `24` as `24GiB`."""
+    plain = re.fullmatch(r"\s*[0-9.]+\s*", text) and float(text) < SMALL_SIZE
+    return parse_bytes(f"{text}GiB" if plain else text, name) or 0
+
+
+def cards() -> list[str]:
+    """Names that `find_card` takes."""
+    return sorted(_data("cards.json"))
+
+
+def find_card(text: str) -> Card:
+    """`rtx4090`, `24GB` or `2xrtx3090`. Raises ConfigError for an unknown name, UnsupportedError for an old card."""
+    count, rest = 1, text.strip()
+    if several := re.fullmatch(r"(\d+)\s*[x*]\s*(.+)", rest):
+        count, rest = max(1, int(several[1])), several[2]
+    key = re.sub(r"nvidia|geforce|tesla|[\s_-]", "", rest.lower())
+    names = {re.sub(r"-", "", name): name for name in _data("cards.json")}
+    if key in names or f"rtx{key}" in names:
+        found = _data("cards.json")[names.get(key) or names[f"rtx{key}"]]
+        if found["capability"] < LEAST_CAPABILITY:
+            raise UnsupportedError(
+                f"coattn needs a GPU of compute capability 8.0 or newer, and the {found['name']} has "
+                f"{found['capability'] / 10}.",
+                "Take an RTX 30, A10, A100 or a newer card; without a GPU everything runs on the CPU.",
+            )
+        name, memory = found["name"], found["memory_gib"] * GIB
+    elif re.match(r"[0-9.]", key):
+        found, memory = UNKNOWN_CARD, parse_size(rest, "--gpu")
+        name = f"a GPU with {memory / GIB:.0f} GiB"
+    else:
+        close = difflib.get_close_matches(key, names, n=1)
+        meant = f"Did you mean {names[close[0]]}? " if close else ""
+        raise ConfigError(
+            f"There is no card {text!r} in coattn's list.",
+            f"{meant}Give its memory, such as 24GB, or one of {', '.join(cards())}.",
+        )
+    return Card(
+        name if count == 1 else f"{count} x {name}",
+        memory * count,
+        1e9 * HBM_SHARE * found["hbm_gbps"],
+        1e9 * found["pcie_gbps"],
+        1e12 * found["tflops"],
+        count,
+    )
+
+
+def models() -> list[str]:
+    """Hub names of the models whose configs come with coattn."""
+    return sorted(_data("models.json"))
+
+
+def find_config(name: str) -> tuple[str, Mapping[str, Any]]:
+    """The model's name and its config.json, from a folder, a config.json, a known name or the hub's cache.
+
+    A hub name that is not known is asked of the hub: its config.json alone is fetched. Raises ModelError.
+    """
+    path = Path(name).expanduser()
+    for file in (path, path / "config.json"):
+        if file.is_file() and file.suffix == ".json":
+            return (path.name if file != path else path.parent.name or path.name), _read(file)
+    if path.is_dir():
+        raise ModelError(f"The folder {path} has no config.json.", "Give the folder of a model, or its hub name.")
+    found = _known(name)
+    if found is not None:
+        return found, _data("models.json")[found]
+    return name, _fetch(name)
+
+
+def close_to(name: str) -> str:
+    """`Did you mean ...? `, where a known model is called nearly so."""
+    by_end = {known.rpartition("/")[2].lower(): known for known in models()}
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), by_end, n=1)
+    return f"Did you mean {by_end[close[0]]}? " if close else ""
+
+
+def _known(name: str) -> str | None:
+    wanted = SHAPES.get(name.lower(), name).lower()
+    ends = [known for known in models() if wanted in (known.lower(), known.rpartition("/")[2].lower())]
+    if ends:
+        return ends[0]
+    # llama-3-8b for Meta-Llama-3-8B-Instruct
+    near = [known for known in models() if re.search(rf"(^|[/-]){re.escape(wanted)}(-|$)", known.lower())]
+    return min(near, key=len) if near and "/" not in wanted else None
+
+
+def _fetch(name: str) -> Mapping[str, Any]:
+    """The config.json of a model on the hub, or of its copy in the hub's cache. One short request first: downloads
+    retry for half a minute."""
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+
+    hint = f"{close_to(name)}Give a folder, a config.json, a name on the hub, or one of `coattn plan --list`."
+    if not HUB_NAME.fullmatch(name):
+        raise ModelError(f"There is no folder {name}, and no model of that name is known.", hint)
+    cached = try_to_load_from_cache(name, "config.json")
+    if isinstance(cached, str):
+        return _read(Path(cached))
+    try:
+        HfApi().model_info(name, timeout=HUB_SECONDS)
+        file = hf_hub_download(name, "config.json", etag_timeout=HUB_SECONDS)
+    except Exception as error:  # what the client raises differs between its releases
+        raise ModelError(f"The config.json of {name} cannot be had: the hub does not answer with it.", hint) from error
+    return _read(Path(file))
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read as JSON: {error}.", "Copy or download it again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds no JSON object.", "Copy or download it again.")
+    return found

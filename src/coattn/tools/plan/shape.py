@@ -1,0 +1,161 @@
+"""A model as plans see it: heads, layers and bytes of weights, read out of its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coattn.errors import ModelError
+
+BITS = {
+    "awq": 4.25,
+    "gptq": 4.25,
+    "bitsandbytes": 4.25,
+    "mxfp4": 4.25,
+    "fp8": 8.0,
+    "fbgemm_fp8": 8.0,
+    "compressed-tensors": 4.25,
+    "torchao": 8.0,
+    "quanto": 8.0,
+    "hqq": 4.25,
+}
+"""Of a quantised weight, scales of groups included, where its config does not say how many."""
+GROUP_BITS = 0.25
+"""Scales and zeros of groups of 128, a weight."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PLAIN_MLP = ("opt", "gpt_neox")
+"""Families whose feed-forward layers are two products, not three."""
+ALTERNATE = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
+"""Families of which one layer in so many sees the whole text, where layer_types does not say which."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model's dimensions, without its weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    """Of the language model: of a checkpoint that also takes images, its text_config."""
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    """Of each layer, the tokens that it looks back; None: all."""
+    positions: int | None
+    item_bytes: int
+    weight_bytes: int
+    active_weight_bytes: int
+    """Of these, what a decode step of one sequence reads: without the embedding table, and of experts those in use."""
+    active_params: int
+    """Weights that a token is multiplied with."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.windows)
+
+    @property
+    def full_layers(self) -> int:
+        return sum(window is None for window in self.windows)
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of a token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.item_bytes
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Keys and values of a sequence in all layers; of those with a window, at most the window."""
+        return self.token_bytes * sum(tokens if window is None else min(tokens, window) for window in self.windows)
+
+    @property
+    def largest(self) -> int:
+        """Numbers of a token in the widest activation of a layer."""
+        inner = self.config.get("intermediate_size") or self.config.get("ffn_dim") or 4 * self.hidden
+        experts = self.config.get("num_experts_per_tok") or 0
+        return max(int(inner), experts * int(self.config.get("moe_intermediate_size") or 0))
+
+    @property
+    def hidden(self) -> int:
+        return int(self.config["hidden_size"])
+
+
+def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") -> ModelShape:
+    """dtype: of activations, and of weights that are not quantised.
+
+    Raises ModelError for a config without a model's dimensions.
+    """
+    inner = config.get("text_config")
+    quantised = config.get("quantization_config") or {}
+    if isinstance(inner, Mapping) and "hidden_size" in inner:
+        quantised = quantised or inner.get("quantization_config") or {}
+        config = inner
+    try:
+        q_heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
+        kv_heads = int(config.get("num_key_value_heads") or q_heads)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // q_heads)
+        table, each, used = _params(config, q_heads, kv_heads, head_dim)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"The config of {name} lacks a model's dimensions ({type(error).__name__}: {error}).",
+            "Give a folder with the config.json of a causal language model.",
+        ) from error
+    item = ITEM_BYTES[dtype]
+    bits = _bits(quantised) if quantised else 8 * item
+    tied = bool(config.get("tie_word_embeddings", config.get("model_type") in ("gemma", "gemma2", "gemma3_text")))
+    tables = table * item * (1 if tied else 2)
+    positions = config.get("max_position_embeddings")
+    return ModelShape(
+        name,
+        config,
+        q_heads,
+        kv_heads,
+        head_dim,
+        _windows(config, layers),
+        None if positions is None else int(positions),
+        item,
+        round(tables + layers * each * bits / 8),
+        round(table * item + layers * used * bits / 8),
+        table + layers * used,
+    )
+
+
+def _params(config: Mapping[str, Any], q_heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """Weights of the embedding table, of a layer, and of those that a token uses of a layer."""
+    hidden = int(config["hidden_size"])
+    attention = hidden * head_dim * (2 * q_heads + 2 * kv_heads)
+    inner = int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden)
+    products = 2 if config.get("model_type") in PLAIN_MLP else 3
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0)
+    table = int(config["vocab_size"]) * hidden
+    if not experts:
+        return table, attention + products * hidden * inner, attention + products * hidden * inner
+    one = products * hidden * int(config.get("moe_intermediate_size") or inner)
+    router = hidden * experts
+    taken = int(config.get("num_experts_per_tok") or 1)
+    return table, attention + router + experts * one, attention + router + taken * one
+
+
+def _bits(quantised: Mapping[str, Any]) -> float:
+    for name in ("bits", "w_bit"):
+        if quantised.get(name):
+            return float(quantised[name]) + GROUP_BITS
+    if quantised.get("load_in_8bit"):
+        return 8.0 + GROUP_BITS
+    for group in (quantised.get("config_groups") or {}).values():
+        found = (group.get("weights") or {}).get("num_bits")
+        if found:
+            return float(found) + GROUP_BITS
+    return BITS.get(str(quantised.get("quant_method")), 8.0)
+
+
+def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    if window is None or config.get("use_sliding_window") is False or config.get("model_type") in ("qwen2", "qwen3"):
+        return (None,) * layers
+    kinds = config.get("layer_types")
+    if kinds:
+        return tuple(None if kind == "full_attention" else int(window) for kind in kinds)
+    every = config.get("sliding_window_pattern") or ALTERNATE.get(str(config.get("model_type")))
+    if not every:
+        return (int(window),) * layers
+    return tuple(None if (layer + 1) % int(every) == 0 else int(window) for layer in range(layers))

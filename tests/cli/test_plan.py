@@ -1,0 +1,163 @@
+"""`coattn plan`: a table, a recommendation, and what is refused, from config.json alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run import coattn
+from tests.hf.families import tiny
+
+from coattn.tools.plan.estimate import METHODS
+from tests.cli.test_bad_input import assert_refused
+
+CARD = ("--gpu", "rtx4090", "--dram", "64GiB")
+
+
+GEMMA_3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96},
+    "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "hidden_size": 48},
+}
+"""A model of texts and images around one of texts: its config says nothing of attention, what it wraps does."""
+MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 2, "vocab_size": 160}
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    done = coattn("plan", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_one_table_of_all_methods_and_one_recommendation() -> None:
+    done = coattn("plan", "Llama-3.1-8B-Instruct", *CARD, "--context", "100k")
+    assert done.returncode == 0, done.stderr
+    for word in (*METHODS, "no (GPU)", "near exact", "100,000 tokens", "first token"):
+        assert word in done.stdout
+    assert "Take auto: the KV cache does not fit in GPU memory" in done.stdout
+    assert "coattn serve --model Llama-3.1-8B-Instruct --method auto --gpu-kv" in done.stdout
+
+
+def test_what_fits_is_kept_on_the_gpu() -> None:
+    found = planned("Llama-3.1-8B-Instruct", *CARD, "--context", "8k")
+    assert found["recommended"] == "full"
+    assert [row["method"] for row in found["methods"]] == list(METHODS)
+
+
+def test_weights_that_do_not_fit_come_from_dram() -> None:
+    found = planned("Qwen3-32B", *CARD)
+    assert not any(row["fits"] for row in found["methods"])
+    assert "--weights-on-gpu 0." in found["command"]
+
+
+def test_several_cards_hold_more() -> None:
+    one, two = (planned("Qwen3-14B", "--gpu", gpu, "--dram", "64", "--context", "30k") for gpu in ("24", "2x24"))
+    assert one["recommended"] != "full"
+    assert two["recommended"] == "full"
+
+
+def test_a_machine_that_is_too_small_is_told_what_is_needed() -> None:
+    found = planned("Llama-3.3-70B-Instruct", "--gpu", "8", "--dram", "16")
+    assert found["recommended"] is None
+    assert "Nothing fits: even cpu" in found["recommendation"]
+
+
+def test_positions_are_said_in_the_first_line() -> None:
+    done = coattn("plan", "Qwen3-8B", *CARD, "--context", "200k")
+    assert done.stdout.startswith("Too long: Qwen/Qwen3-8B has 40,960 positions, and 200,000 tokens are more.")
+    assert "coattn serve" not in done.stdout
+
+
+def test_one_row_with_settings_is_counted_by_the_cache() -> None:
+    shares = {}
+    for groups in ("32", "64"):
+        (row,) = planned(
+            "Llama-3.1-8B-Instruct",
+            *CARD,
+            "--context",
+            "100000",
+            "--method",
+            "hcattention",
+            "--set",
+            f"groups={groups}",
+        )["methods"]
+        shares[groups] = row["kv"] / (100_000 * 131072)
+        assert row["step_s"] is None
+    assert shares["32"] == pytest.approx(0.125, rel=0.02)
+    assert shares["64"] == pytest.approx(0.25, rel=0.02)
+    assert_refused(coattn("plan", "smollm2", "--set", "groups=1"), "--set is given without --method")
+
+
+def test_a_folder_needs_its_config_alone(tmp_path: Path) -> None:
+    tiny("llama").config.save_pretrained(tmp_path)
+    found = planned(str(tmp_path), *CARD, "--context", "256", "--dtype", "float32")
+    config = tiny("llama").config
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    assert found["methods"][0]["kv"] == 256 * 2 * heads * config.head_dim * 4
+    assert_refused(coattn("plan", str(tmp_path / "nowhere")), "There is no folder")
+    assert_refused(coattn("plan"), "There is no model to plan for")
+
+
+def with_config(folder: Path, config: dict[str, object]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+AWQ = {
+    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 160,
+    "num_attention_heads": 4, "quantization_config": {"quant_method": "awq", "bits": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (GEMMA_3, ("Checkpoints of family 'gemma3' hold a language model ('gemma3_text')",)),
+        (MOE, ("family 'qwen3_moe' are not supported", "Supported: ")),
+        (AWQ, ("quantised by 'awq', which takes the package gptqmodel", "Choose the checkpoint in bfloat16")),
+        ({**AWQ, "quantization_config": {"quant_method": "mxfp4"}}, ("quantised by 'mxfp4'", "bfloat16")),
+        ({**AWQ, "layer_types": ["linear_attention"] * 2}, ("Layer 0 has attention of type 'linear_attention'",)),
+        ({"model_type": "qwen2", "num_attention_heads": 0}, ("lacks a model's dimensions", "config.json")),
+    ],
+    ids=["gemma3", "qwen3_moe", "awq", "mxfp4", "linear", "broken"],
+)
+def test_what_does_not_run_is_refused_by_its_config(
+    config: dict[str, object], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert_refused(coattn("plan", with_config(tmp_path, config), *CARD), *said)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("openai/gpt-oss-20b", "Models of family 'gpt_oss' are not supported"),
+        ("Qwen/Qwen3-30B-A3B", "Models of family 'qwen3_moe' are not supported"),
+        ("deepseek-ai/DeepSeek-V3", "compress keys and values (MLA)"),
+        ("google/gemma-3-12b-it", "hold a language model ('gemma3_text')"),
+    ],
+)
+def test_known_models_that_do_not_run(name: str, said: str) -> None:
+    assert_refused(coattn("plan", name, *CARD), said)
+
+
+def test_a_plan_imports_no_pytorch() -> None:
+    code = (
+        "import sys; from coattn.cli.main import main\n"
+        "try: main(['plan', 'Qwen3-8B', '--gpu', '24'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_are_listed() -> None:
+    done = coattn("plan", "--list")
+    assert "Qwen/Qwen3-8B" in done.stdout
+    assert "rtx4090" in done.stdout

@@ -1,0 +1,104 @@
+"""Plans: bytes are those that the cache's own ledger counts, times are bytes over rates, and more is never less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from coattn.engine.plan.kv import held as counted
+from coattn.hf.architectures import describe_layers
+from coattn.hf.random_model import random_model
+from coattn.method.row import compose
+from coattn.method.table import METHODS as ROWS
+from coattn.tools.plan.estimate import METHODS, Machine, estimate, held, longest
+from coattn.tools.plan.known import find_card, find_config, models
+from coattn.tools.plan.shape import ModelShape, read_shape
+from coattn.units import ceil_div
+
+GIB = 1 << 30
+MACHINE = Machine(find_card("rtx4090"), 64 * GIB, 60e9)
+
+
+def shape_of(name: str) -> ModelShape:
+    return read_shape(*find_config(name))
+
+
+@pytest.mark.parametrize("name", ["Meta-Llama-3-8B-Instruct", "SmolLM2-135M-Instruct"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 4096), (2, 30001)])
+def test_kv_bytes_are_those_of_the_ledger(name: str, method: str, batch: int, tokens: int) -> None:
+    shapes = {"Meta-Llama-3-8B-Instruct": "llama-3-8b", "SmolLM2-135M-Instruct": "smollm2-135m"}
+    layers = describe_layers(random_model(shapes[name], torch.device("meta"), torch.bfloat16))
+    real, model = counted(layers, compose(ROWS[method]), batch, tokens), shape_of(name)
+    gpu, dram = held(method, model, batch, tokens)
+    if method not in ("full", "offload", "auto"):  # the ledger has no staging for those that do not fetch
+        gpu -= 2 * ceil_div(tokens, 32) * 32 * model.token_bytes
+    assert gpu == pytest.approx(real["gpu"], rel=0.01)
+    lists = 1.1 if method == "hgca" else 1.0  # entries that the CPU attends to are copied
+    assert dram == pytest.approx(lists * real["host"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Llama-3.1-8B-Instruct", 8.03), ("Llama-3.1-70B-Instruct", 70.6), ("Llama-3.2-1B-Instruct", 1.236),
+        ("Qwen2.5-7B-Instruct", 7.62), ("Qwen2.5-Coder-1.5B-Instruct", 1.54), ("Qwen3-8B", 8.19), ("Qwen3-32B", 32.8),
+        ("Qwen3-30B-A3B", 30.5), ("Mistral-Small-24B-Instruct-2501", 23.6), ("gemma-2-9b-it", 9.24),
+        ("gemma-3-12b-it", 11.8), ("phi-4", 14.7), ("glm-4-9b-chat-hf", 9.4), ("gpt-neox-20b", 20.6),
+    ],
+)  # fmt: skip
+def test_weights_are_as_many_as_model_cards_say(name: str, billions: float) -> None:
+    assert shape_of(name).weight_bytes == pytest.approx(2e9 * billions, rel=0.02)
+
+
+def test_of_experts_a_token_uses_a_few() -> None:
+    assert shape_of("Qwen3-30B-A3B").active_params == pytest.approx(3.3e9, rel=0.08)
+
+
+@pytest.mark.parametrize(("name", "gib"), [("openai/gpt-oss-20b", 12.8), ("deepseek-ai/DeepSeek-V3", 641)])
+def test_quantised_weights_have_the_bytes_of_their_format(name: str, gib: float) -> None:
+    assert shape_of(name).weight_bytes == pytest.approx(gib * GIB, rel=0.1)
+
+
+def test_a_config_with_4_bits_is_a_quarter() -> None:
+    name, config = find_config("Qwen2.5-32B-Instruct")
+    packed = {**config, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    assert read_shape(name, packed).weight_bytes == pytest.approx(18 * GIB, rel=0.05)
+
+
+@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("method", METHODS)
+def test_more_tokens_never_take_less(name: str, method: str) -> None:
+    model = shape_of(name)
+    rows = [estimate(method, model, batch, n, MACHINE) for batch, n in ((1, 1), (1, 100), (1, 9000), (2, 9000))]
+    for less, more in pairwise(rows):
+        assert less.kv <= more.kv
+        assert less.dram <= more.dram
+        assert less.step_s <= more.step_s  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_longest_context_fits_and_a_longer_one_does_not(method: str) -> None:
+    model = shape_of("Llama-3.1-8B-Instruct")
+    found = longest(method, model, 4, MACHINE, 1 << 20)
+    assert 0 < found < 1 << 20
+    assert estimate(method, model, 4, found, MACHINE).fits
+    assert not estimate(method, model, 4, found + 64, MACHINE).fits
+
+
+def test_weights_in_dram_leave_room_and_cost_time() -> None:
+    model = shape_of("Qwen3-32B")
+    whole, half = (estimate("cpu", model, 1, 8192, replace(MACHINE, weights_on_gpu=s)) for s in (1.0, 0.5))
+    moved = whole.weights - half.weights
+    assert moved == half.dram - whole.dram > 25 * GIB
+    assert half.step_s >= moved / MACHINE.card.pcie  # type: ignore[operator]
+
+
+def test_a_step_takes_at_least_its_bytes() -> None:
+    model = shape_of("Llama-3.1-8B-Instruct")
+    kv = 100_000 * 32 * model.token_bytes
+    for method, rate in (("full", MACHINE.card.hbm), ("cpu", MACHINE.dram_rate), ("offload", MACHINE.card.pcie)):
+        assert estimate(method, model, 1, 100_000, MACHINE).step_s >= kv / rate  # type: ignore[operator]
