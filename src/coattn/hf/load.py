@@ -25,6 +25,7 @@ from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quiet import quiet
 from coattn.hf.refusals import explain
+from coattn.kernels.card import check_card
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 
@@ -121,7 +122,7 @@ def load(
 def choose_device(device: str | torch.device) -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -130,6 +131,7 @@ def choose_device(device: str | torch.device) -> torch.device:
         raise ConfigError(f"coattn does not run on the device {device}.", "Give auto, cpu, cuda or cuda:N.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`.")
+    check_card(place)
     return place
 
 
