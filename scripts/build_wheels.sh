@@ -16,7 +16,7 @@ mkdir -p "$work"
 
 if [ ! -e "$work/tools/.ready" ]; then
   "${PYTHON:-python3}" -m venv "$work/tools"
-  "$work/tools/bin/python" -m pip install --quiet "ziglang==0.17.0" "scikit-build-core>=0.11,<2" "nanobind>=2.7,<4" auditwheel
+  "$work/tools/bin/python" -m pip install --quiet "ziglang==0.17.0" "scikit-build-core>=0.11,<2" "nanobind>=2.7,<4" auditwheel wheel
   touch "$work/tools/.ready"
 fi
 tools=$("$work/tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -82,22 +82,23 @@ python_of 3.13 trixie
 for machine in "${machines[@]}"; do
   toolchain "$machine"
   for version in 3.11 3.13; do
+    # nanobind needs stdio.h, which the stable ABI of Python.h does not bring along
     suffix=.cpython-${version/./}-$machine-linux-gnu.so
-    name=$(env _PYTHON_HOST_PLATFORM="manylinux_2_28_$machine" SETUPTOOLS_EXT_SUFFIX="$suffix" \
+    env _PYTHON_HOST_PLATFORM="linux-$machine" SETUPTOOLS_EXT_SUFFIX="$suffix" \
       CMAKE_TOOLCHAIN_FILE="$work/$machine/toolchain.cmake" CMAKE_GENERATOR=Ninja \
-      CXXFLAGS="-isystem $work/include" PYTHONPATH="$tools" \
-      "$work/python$version/usr/bin/python$version" - "$out" "$work/$machine-$version" <<'PY'
+      CXXFLAGS="-isystem $work/include -include stdio.h" PYTHONPATH="$tools" \
+      "$work/python$version/usr/bin/python$version" - "$out" "$work/$machine-$version" "$work/name" <<'PY'
 import sys
+from pathlib import Path
 
 from scikit_build_core.build import build_wheel
 
-out, folder = sys.argv[1:]
-print(build_wheel(out, {"build-dir": folder, "cmake.define.CMAKE_STRIP": ""}))
+out, folder, name = sys.argv[1:]
+Path(name).write_text(build_wheel(out, {"build-dir": folder}))
 PY
-    )
-    name=$(tail -1 <<<"$name")
-    PATH=$work/tools/bin:$PATH auditwheel show "$out/$name" | grep -q '"manylinux_2_28_\|"manylinux_2_[12][0-9]_\|"manylinux_2_5_\|"manylinux2014' ||
-      { "$work/tools/bin/auditwheel" show "$out/$name"; exit 1; }
+    name=$("$work/tools/bin/wheel" tags --remove --platform-tag "manylinux_2_28_$machine" "$out/$(cat "$work/name")" | tail -1)
+    said=$("$work/tools/bin/auditwheel" show "$out/$name" | tr '\n' ' ')
+    grep -qE 'consistent with the following platform tag: +"manylinux_2_([5-9]|1[0-9]|2[0-8])_' <<<"$said" || { echo "$said" >&2; exit 1; }
     echo "$name: $(stat -c %s "$out/$name") bytes"
   done
 done
