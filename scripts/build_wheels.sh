@@ -83,6 +83,7 @@ for machine in "${machines[@]}"; do
   toolchain "$machine"
   for version in 3.11 3.13; do
     # nanobind needs stdio.h, which the stable ABI of Python.h does not bring along
+    rm -rf "$work/$machine-$version" # CMake keeps flags; what Zig has compiled, it keeps elsewhere
     suffix=.cpython-${version/./}-$machine-linux-gnu.so
     env _PYTHON_HOST_PLATFORM="linux-$machine" SETUPTOOLS_EXT_SUFFIX="$suffix" \
       CMAKE_TOOLCHAIN_FILE="$work/$machine/toolchain.cmake" CMAKE_GENERATOR=Ninja \

@@ -9,7 +9,7 @@ trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
 # nothing but this environment and what every program needs: no compiler
 mkdir "$folder/bin"
-for name in env sh uname cat ls; do ln -s "$(command -v $name)" "$folder/bin/"; done
+for name in env sh uname cat ls rm; do ln -s "$(command -v $name)" "$folder/bin/"; done
 export PATH=$folder/venv/bin:$folder/bin
 unset PYTHONPATH
 for name in cc c++ gcc g++ clang cmake ninja; do
