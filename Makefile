@@ -12,8 +12,8 @@ FORMATTED = $(shell find src/coattn/native/csrc src/coattn/kernels/cuda tests/na
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml lab/pyproject.toml $(NATIVE)
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
-	  { echo "coattn needs Python 3.11, 3.12 or 3.13. Hint: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+	  { echo "coattn needs Python 3.11, 3.12, 3.13 or 3.14. Hint: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check "$(TORCH)"
 	$(RUN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]" --editable lab

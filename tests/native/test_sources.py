@@ -50,5 +50,16 @@ def test_an_older_extension_without_a_hash_is_refused(copy: Path) -> None:
         check_sources(copy, None)
 
 
-def test_without_sources_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    check_sources(tmp_path / "csrc", None)
+def test_a_wheel_states_the_hash_of_its_sources(tmp_path: Path) -> None:
+    """It has no sources: an extension that another wheel left behind is refused all the same."""
+    (tmp_path / "source_hash.txt").write_text(f"{extension.source_hash}\n")
+    check_sources(tmp_path / "csrc", extension.source_hash)
+    for built in ("0" * 64, None):
+        with pytest.raises(NativeError, match="not the one of the wheel") as caught:
+            check_sources(tmp_path / "csrc", built)
+        assert "pip install" in caught.value.hint
+
+
+def test_without_sources_and_hash_an_extension_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NativeError):
+        check_sources(tmp_path / "csrc", extension.source_hash)

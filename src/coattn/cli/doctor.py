@@ -39,11 +39,15 @@ def doctor(as_json: bool) -> None:
 def prompt_attention() -> dict[str, Any]:
     """Who attends to prompts, and each kernel's speed, measured in a fraction of a second: 32 heads of an 8B model on a
     GPU, else 8."""
+    from coattn.errors import ConfigError
     from coattn.hf.load import choose_device, choose_dtype
     from coattn.kernels.prompt.choice import best, measure, tile_kernel
     from coattn.kernels.prompt.mask import Mask, Shape
 
-    device = choose_device("auto")
+    try:
+        device = choose_device("auto")
+    except ConfigError:  # a GPU that is too old: a hint says so
+        device = choose_device("cpu")
     dtype = choose_dtype("auto", device)
     if device.type == "cuda":
         shape = Shape(device, dtype, 32, 8, 128, 8192, 16384, Mask(False))

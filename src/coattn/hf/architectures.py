@@ -9,6 +9,7 @@ import torch
 from coattn.errors import UnsupportedError
 from coattn.hf.families import refuse_family
 from coattn.hf.stored import COMPUTED, first_of, is_plain
+from coattn.kernels.card import check_card
 from coattn.types import LayerShape, Rope
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if device is None:
             device = embeddings.weight.device if weight is None else weight.device
+        check_card(torch.device(device))
         shapes.append(
             LayerShape(
                 q_heads,

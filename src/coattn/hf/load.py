@@ -16,6 +16,7 @@ from coattn.hf.families import check_config
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.refusals import explained, reachable
+from coattn.kernels.card import check_card
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
 
@@ -127,7 +128,7 @@ def load_shapes(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def choose_device(device: str | torch.device) -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -136,6 +137,7 @@ def choose_device(device: str | torch.device) -> torch.device:
         raise ConfigError(f"coattn does not run on the device {device}.", "Give auto, cpu, cuda or cuda:N.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"There is no device {place} on this machine.", "Give auto or cpu; see `coattn doctor`.")
+    check_card(place)
     return place
 
 

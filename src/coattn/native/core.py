@@ -24,13 +24,20 @@ class NativeError(CoattnError, RuntimeError):
 
 
 def check_sources(folder: Path, built: str | None) -> None:
-    """Refuses an extension that was built from other sources than those in `folder`; without them, any is taken.
+    """Refuses an extension that was built from other sources than those in `folder`. A wheel has none: it has
+    `source_hash.txt` beside the folder, of those that it was built from.
 
     built: the hash that `csrc/source_hash.cmake` made when it was built. Reads half a megabyte, in about 3 ms.
     """
     sources = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.*")}
     kept = [name for name in sorted(sources) if name.endswith((".cpp", ".h", ".inl"))]
     if not kept:
+        stated = folder.with_name("source_hash.txt")
+        if built is None or not stated.is_file() or stated.read_text().strip() != built:
+            raise NativeError(
+                f"coattn's C++ core is not the one of the wheel in {folder.parent.parent}.",
+                "Install it again: pip install --force-reinstall --no-deps coattn.",
+            )
         return
     lines = "".join(f"{hashlib.sha256(sources[name].read_bytes()).hexdigest()} {name}\n" for name in kept)
     if hashlib.sha256(lines.encode()).hexdigest() != built:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from tests.kernels.cards import CARDS, SHARED, fits
 from torch import Tensor
 
 from coattn.kernels.cuda import nvrtc
@@ -24,16 +26,36 @@ FORMS = [
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("form", FORMS)
-def test_score_pq_compiles(form: dict[str, Any]) -> None:
+def test_score_pq_compiles(form: dict[str, Any], card: int) -> None:
     source = (SOURCES / "score_pq.cu").read_text()
-    assert nvrtc.compile_cubin(source, {**form, "THREADS": 384, "GROUP": 4, "BLOCK": 32, "COUNT": 4096}, "sm_90")
+    assert fits(source, {**form, "THREADS": 384, "GROUP": 4, "BLOCK": 32, "COUNT": 4096}, card, 384)
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("group", [1, 8])
-def test_top_p_compiles(group: int) -> None:
-    assert nvrtc.compile_cubin((SOURCES / "top_p.cu").read_text(), {"GROUP": group}, "sm_90")
+def test_top_p_compiles(group: int, card: int) -> None:
+    assert fits((SOURCES / "top_p.cu").read_text(), {"GROUP": group}, card, 1024)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_codebook_that_a_card_cannot_hold_is_refused(card: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coattn.kernels.cuda import score_pq as kernel
+
+    monkeypatch.setattr(kernel, "available", lambda device: True)
+    monkeypatch.setattr(kernel, "shared_memory", lambda device: SHARED[card])
+    half = torch.bfloat16
+
+    def refused(count: int) -> str | None:
+        book = SimpleNamespace(centroids=torch.empty(1, count, 4, dtype=half), groups=32, shared=True)
+        kept = torch.empty(1, 2, 32, 52, dtype=torch.uint8)
+        return kernel.refuses(torch.empty(1, 8, 128, dtype=half), kept, cast("Codebook", book), 13)
+
+    assert refused(8192) is None
+    assert refused(12800 + 8) is not None  # more than 100 KiB
+    assert (refused(12800) is None) == (SHARED[card] >= 100 << 10)
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")

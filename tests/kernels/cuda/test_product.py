@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import torch
+from tests.kernels.cards import CARDS, fits
 
 from coattn.kernels.cuda import nvrtc, product
 from coattn.kernels.linear import linear
@@ -16,11 +17,13 @@ FORM = {"WARPS": product.WARPS, "STAGES": 3, "TILES": 9}
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("tokens", [8, 16])
 @pytest.mark.parametrize("flag", [0, 1])
-def test_compiles(tokens: int, flag: int) -> None:
+def test_compiles(tokens: int, flag: int, card: int) -> None:
     source = (Path(nvrtc.__file__).parent / "product.cu").read_text()
-    assert nvrtc.compile_cubin(source, {**FORM, "TOKENS": tokens, "BIAS": flag, "RESIDUAL": flag, "F16": flag}, "sm_90")
+    form = {**FORM, "TOKENS": tokens, "BIAS": flag, "RESIDUAL": flag, "F16": flag}
+    assert fits(source, form, card, 32 * product.WARPS)
 
 
 @pytest.mark.parametrize("processors", [1, 78, 132])

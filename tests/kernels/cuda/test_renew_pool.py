@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.kernels.cards import CARDS, fits
 from tests.kernels.cuda.emulator import modules
 from tests.kernels.pools import copied
 
@@ -22,11 +23,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("places", [32, 1000, 16384])
-def test_compiles(places: int) -> None:
+def test_compiles(places: int, card: int) -> None:
     form = cuda.constants(places)
     assert form["THREADS"] * form["EACH"] >= places
-    assert nvrtc.compile_cubin((FOLDER / "renew_pool.cu").read_text(), form, "sm_90")
+    assert fits((FOLDER / "renew_pool.cu").read_text(), form, card, form["THREADS"])
 
 
 def filled(places: int, pins: int, packed: bool, hot: int) -> PoolTensors:

@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.cards import CARDS, fits
 
 from coattn.kernels.cuda import nvrtc, score_digest
 from coattn.kernels.digest import CHUNK, score_parts
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize(
     "form", [{"D": 128, "GROUP": 5, "F16": 0, "CAP": 0}, {"D": 64, "GROUP": 8, "F16": 1, "CAP": 1}]
 )
-def test_compiles(form: dict[str, int]) -> None:
+def test_compiles(form: dict[str, int], card: int) -> None:
     source = (Path(nvrtc.__file__).parent / "score_digest.cu").read_text()
-    assert nvrtc.compile_cubin(source, {**form, "WARPS": score_digest.WARPS, "CHUNK": CHUNK}, "sm_90")
+    assert fits(source, {**form, "WARPS": score_digest.WARPS, "CHUNK": CHUNK}, card, 32 * score_digest.WARPS)
 
 
 def test_refused_without_a_gpu() -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.kernels.cards import CARDS, fits
 from tests.kernels.pools import copied
 
 from coattn.kernels.attend_scored import attend_scored
@@ -21,15 +22,16 @@ KV_HEADS = 2
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("words", cuda.WORDS)
-def test_compiles(words: int) -> None:
+def test_compiles(words: int, card: int) -> None:
     q, kept = torch.zeros(1, 10, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
     form = cuda.constants(q, kept, 1 << (15 + words // 4), 30.0 if words % 8 else None)
     assert form["GROUP"] == 5
     assert form["THREADS"] == 32 * words  # of 65,536 and of 131,072 tokens
-    assert nvrtc.compile_cubin((FOLDER / "score_sketch.cu").read_text(), form, "sm_90")
+    assert fits((FOLDER / "score_sketch.cu").read_text(), form, card, form["THREADS"])
     bounds = (FOLDER / "bound_scores.cu").read_text()
-    assert nvrtc.compile_cubin(bounds, {"THREADS": bound_scores.THREADS}, "sm_90")
+    assert fits(bounds, {"THREADS": bound_scores.THREADS}, card, bound_scores.THREADS)
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 256])

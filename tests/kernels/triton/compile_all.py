@@ -1,13 +1,18 @@
-"""Compiles every kernel for a Hopper GPU, which needs no GPU. Run as a program: the interpreter must be off."""
+"""Compiles kernels for GPUs that are not there. Run as a program: the interpreter must be off."""
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
+import torch
 import triton
+from tests.kernels.cards import SHARED, usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from coattn.kernels.pool_memory import COLD, FRESH
 from coattn.kernels.triton import (
     append,
     attend,
@@ -22,13 +27,15 @@ from coattn.kernels.triton import (
     merge_rows,
     model,
     nearest,
+    note_case,
     pick_blocks,
     read_keys,
     recall,
     renew,
+    sketch,
     token_pool,
 )
-from coattn_lab.bench import drive_kernel, read_kernel
+from coattn_lab.bench import drive_kernel, look_up_kernel, read_kernel
 
 KINDS = {
     "*i32": "table tokens ids places flush seq order post step reply failed verdict to source place count host_tokens "
@@ -46,13 +53,21 @@ FREE = "free_ptr incoming_ptr num_incoming_ptr ids_ptr later_ptr num_attended_pt
 ENTRIES |= dict.fromkeys(FREE.split(), "*i32")
 ENTRIES |= {"place_ptr": "*i16"}
 
+PRODUCTS = [
+    (n, k) for n in (2560, 5120, 6144, 14336, 28672, 151936) for k in (1024, 2560, 4096, 5120, 12288, 14336, 17408)
+]
+"""Sizes of linear layers that models of 0.6 to 32 billion weights have, one of each tile at least."""
+
 NUMBERED = tuple(f"{name}_{i}" for name in ("out", "lse") for i in range(8))
 COPIED = {"BLOCK": 32, "R_PAD": 32, "D": 128, "D_PAD": 128, "SIZE": 2048}
 KERNELS: list[tuple[Any, dict[str, Any]]] = [
-    (
-        attend._attend,
-        {"GROUP": 4, "GROUP_PAD": 16, "BLOCK": 32, "ROWS": 64, "D": 128, "D_PAD": 128, "CAP": True, "STAMP": True}
-        | {"PRECISION": "tf32", "SCORES": True, "FOLLOW": True, "VALUES": 32 * 128},
+    *(
+        (
+            attend._attend,
+            {"GROUP": group, "GROUP_PAD": 16, "BLOCK": 32, "ROWS": attend.ROWS, "D": d, "D_PAD": d, "VALUES": 32 * d}
+            | {"CAP": d == 128, "STAMP": d == 128, "SCORES": d == 128, "PRECISION": "tf32", "FOLLOW": True},
+        )
+        for d, group in ((64, 7), (128, 4), (256, 8))
     ),
     (
         average._average,
@@ -91,18 +106,28 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             attend_prompt._attend_prompt,
-            {"GROUP": 4, "BM": 64, "BN": 32, "D": 64, "D_PAD": 64, "CAP": True, "CAUSAL": True, "PRECISION": "tf32"}
-            | {"WINDOW": window, "SINKS": window},
+            {"GROUP": 4, "BM": rows, "BN": columns, "D": d, "D_PAD": d, "CAP": True, "CAUSAL": True}
+            | {"PRECISION": "tf32", "WINDOW": window, "SINKS": window},
         )
-        for window in (False, True)
+        for d, rows, columns, window in ((64, 128, 64, False), (128, 128, 64, True), (256, 64, 32, False))
     ),
     (merge_rows._merge_rows, {"COUNT": 4, "HEADS": 4, "D": 80, "D_PAD": 128}),
     (handover._copy, {"SIZE": 8192}),
     (handover._post, {"COPY": True, "SIZE": 8192}),
     (handover._wait, {}),
+    (handover._mark, {}),
     (handover._receive, {"D": 80, "D_PAD": 128}),
-    (linear._vector, {"BIAS": True, "RESIDUAL": True, "BN": 2, "BK": 4096, "FOLLOW": True}),
-    (linear._few, {"BIAS": True, "RESIDUAL": True, "M": 16, "BN": 32, "BK": 128, "FOLLOW": False}),
+    *(
+        (linear._vector, {"BIAS": True, "RESIDUAL": True, "BN": bn, "BK": bk, "FOLLOW": True})
+        for bn, bk in sorted({linear.tile_of(1, *shape)[:2] for shape in PRODUCTS})
+    ),
+    *(
+        (
+            linear._few,
+            {"BIAS": False, "RESIDUAL": True, "M": linear.MOST_TOKENS, "BN": bn, "BK": bk, "FOLLOW": False},
+        )
+        for bn, bk in sorted({linear.tile_of(16, *shape)[:2] for shape in PRODUCTS})
+    ),
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
@@ -142,11 +167,57 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
     (flush._flush_rows, {"KIND": 0, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 80, "D_PAD": 128}),
     (read_kernel._read, {"SIZE": 4096, "GATHER": True}),
+    (attend_scored._choose, {"GROUP": 5, "GROUP_PAD": 16, "LOOK": attend_scored.LOOK, "FRESH": FRESH, "COLD": COLD}),
+    (attend_scored._list, {"FRESH": FRESH, "SOME": attend_scored.SOME, "SPLITS_PAD": 8, "LOOK": 256}),
+    *((token_pool._renew, {"PLACES_PAD": places, "FRESH": FRESH}) for places in (1024, 16384)),
+    (note_case._note, {"GROUP": 5, "D": 128, "D_PAD": 128}),
+    *(
+        (kernel, {"GROUP": 5, "GROUP_PAD": 16, "PRECISION": "tf32", **constants})
+        for kernel, constants in (
+            (sketch._worth, {"PLANES": 256, "PIECE": 64, "D": 128, "D_PAD": 128}),
+            (sketch._score, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": 8, "WORDS_PAD": 8, "COLD": COLD, "CAP": True}),
+        )
+    ),
+    (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
+    (look_up_kernel._look_up, {"SIZE": look_up_kernel.SIZE}),
 ]
+
+TYPES: dict[Any, dict[str, str]] = {
+    attend_scored._choose: {"place_ptr": "*i16", "tail_ptr": "*fp32", "bound_ptr": "*fp32"},
+    token_pool._renew: {"place_ptr": "*i16"},
+    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32") | {"choice_ptr": "*i32"},
+    attend_scored._list: {},
+    look_up_kernel._look_up: {},
+    sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
+    sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
+    sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
+}
+"""What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""
+WHOLE = "block to seq kept bit ids later count free incoming clock age token token_of num_incoming num_attended"
+
+TILES: dict[Any, Any] = {
+    attend._attend: lambda c, _: attend.tile_of(8, torch.empty(0, c["D"], dtype=torch.bfloat16))._asdict(),
+    attend_prompt._attend_prompt: lambda c, _: (
+        {"warps": 8, "stages": 3} if c["D_PAD"] <= 128 else {"warps": 4, "stages": 2}
+    ),
+    linear._vector: lambda c, _: {"warps": 8 if c["BK"] == 1024 and c["BN"] == 8 else 4, "stages": 1},
+    token_pool._renew: lambda c, _: {"warps": 32 if c["PLACES_PAD"] > 8192 else 4, "stages": 3},
+    linear._few: lambda c, shared: few(c["BN"], c["BK"], shared),
+}
+
+
+def few(bn: int, bk: int, shared: int) -> dict[str, int]:
+    """The tile of so many rows and columns, as it is launched."""
+    tile = next(t for shape in PRODUCTS if (t := linear.tile_of(16, *shape))[:2] == (bn, bk))
+    return dict(zip(("warps", "stages"), linear.fitted(tile, shared)[2:], strict=True))
 
 
 def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
+    if kernel in TYPES and name in TYPES[kernel]:
+        return TYPES[kernel][name]
+    if kernel in TYPES and name.endswith("_ptr") and name[:-4] in WHOLE.split():
+        return "*i32"
     if name in FLOATS:
         return "fp32"
     if name in ("out_here", "lse_here"):
@@ -196,14 +267,33 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     return POINTERS.get(name.removesuffix("_ptr"), "*bf16")
 
 
+def compiled(kernel: Any, constants: dict[str, Any], card: int) -> Any:
+    """As launched on a card; pointers and strides are multiples of 16: only then copies go through shared memory."""
+    if "FOLLOW" in constants:
+        constants = {**constants, "FOLLOW": constants["FOLLOW"] and card >= 90}
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else kind(kernel, n, constants) for n in names}
+    constexprs = {(names.index(name),): value for name, value in constants.items()}
+    even = {(i,): [["tt.divisibility", 16]] for i, form in enumerate(signature.values()) if form[0] in "*i"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=even)
+    tile = TILES[kernel](constants, SHARED[card]) if kernel in TILES else {}
+    options = {f"num_{name}": value for name, value in tile.items()}
+    return triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
+
+
 def main() -> None:
-    for kernel, constants in KERNELS:
-        names = kernel.arg_names
-        signature = {n: "constexpr" if n in constants else kind(kernel, n, constants) for n in names}
-        constexprs = {(names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-        print(kernel.__name__, len(made.asm["cubin"]))
+    """Reads lines `NUMBER CARD`, answers each with a line of JSON: what the kernel takes, or why it cannot be made."""
+    for line in sys.stdin:
+        number, card = map(int, line.split())
+        kernel, constants = KERNELS[number]
+        try:
+            made = compiled(kernel, constants, card)
+            [took] = usage(made.asm["cubin"])
+            answer = {"shared": made.metadata.shared, "threads": 32 * made.metadata.num_warps}
+            answer |= {"registers": took.registers}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,9 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: package_version(name) for name in ("torch", "transformers")},
     }
-    uses = [_tiers(gpus), _dtype(gpus), _kernels(native_problem)]
-    hints = []
+    hints = [reason for i in range(len(gpus)) if (reason := _refused(i))]
+    usable = [] if hints else gpus
+    uses = [_tiers(usable), _dtype(usable), _kernels(native_problem)]
     if not gpus:
         hints.append("No GPU was found: the GPU tier is ordinary memory with the same budget, and every method works.")
     if native_problem:
@@ -48,6 +49,20 @@ def examine() -> dict[str, Any]:
     return {"machine": machine, "uses": uses, "hints": hints}
 
 
+def _refused(index: int) -> str | None:
+    """Why a GPU cannot be used, or None."""
+    import torch
+
+    from coattn.errors import ConfigError
+    from coattn.kernels.card import check_card
+
+    try:
+        check_card(torch.device("cuda", index))
+    except ConfigError as error:
+        return f"{error.sentence} {error.hint}"
+    return None
+
+
 def _tiers(gpus: list[Any]) -> dict[str, str]:
     if len(gpus) > 1:
         names = ",".join(f"cuda:{i}" for i in range(len(gpus)))
@@ -56,7 +71,7 @@ def _tiers(gpus: list[Any]) -> dict[str, str]:
         )
     if gpus:
         return _use("GPU tier", f"cuda:0, {gpus[0].name}", "the only GPU")
-    return _use("GPU tier", "ordinary memory", "there is no GPU; the budget and the results are the same")
+    return _use("GPU tier", "ordinary memory", "there is no GPU to use; the budget and the results are the same")
 
 
 def _dtype(gpus: list[Any]) -> dict[str, str]:

@@ -61,7 +61,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     product(const Number* __restrict__ x, const Number* __restrict__ w, const Number* __restrict__ bias,
             const Number* __restrict__ residual, Number* __restrict__ out, int m, int n, int k, int x_row) {
   extern __shared__ __align__(16) unsigned char shared[];
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::);
+#endif
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int granules = n / 8;
   const int first = (int)((i64)granules * blockIdx.x / gridDim.x);
@@ -96,7 +98,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (h * 8 + g >= m) clear(ring + s * STAGE + (TILES + h) * SLOT);  // tokens that there are not
   Place to;
   for (int s = 0; s < STAGES - 1; ++s, to.next(turns)) fetch_weights(to);
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
   to = Place();
   for (int s = 0; s < STAGES - 1; ++s, to.next(turns)) {
     fetch_tokens(to);

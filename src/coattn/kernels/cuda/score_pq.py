@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coattn.kernels.card import shared_memory
 from coattn.kernels.cuda.nvrtc import Int64, available, module
 from coattn.kernels.quantise.codebook import Codebook
 from coattn.kernels.triton.launch import follow
@@ -12,7 +13,7 @@ from coattn.kernels.triton.launch import follow
 PER = 2
 """Programs that are on a multiprocessor at a time."""
 SHARED = 100 << 10
-"""Bytes of a codebook at most, so that two fit."""
+"""Bytes of a codebook at most, so that two fit on an H200; GeForce cards let a program have 99 KiB."""
 
 
 def refuses(q: Tensor, kept: Tensor, book: Codebook, bits: int) -> str | None:
@@ -24,7 +25,8 @@ def refuses(q: Tensor, kept: Tensor, book: Codebook, bits: int) -> str | None:
         return "kernels cannot be compiled for this device"
     if q.dtype not in (torch.bfloat16, torch.float16) or book.centroids.dtype != q.dtype:
         return f"queries are {q.dtype} and centroids {book.centroids.dtype}"
-    if not book.shared or width not in (2, 4) or book.groups % 16 or count * width * 2 > SHARED or count % 8:
+    most = min(SHARED, shared_memory(q.device))
+    if not book.shared or width not in (2, 4) or book.groups % 16 or count * width * 2 > most or count % 8:
         return "the codebook has no form that fits"
     if kept.shape[2] % 16 or group > 8 or row % 4 or (bits == 16 and row % (16 if book.groups % 32 == 0 else 8)):
         return "blocks, heads or rows of codes have no form that fits"

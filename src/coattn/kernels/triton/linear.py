@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.card import shared_memory
 from coattn.kernels.triton.launch import options
 
 MOST_TOKENS = 16
@@ -103,6 +104,12 @@ def tile_of(tokens: int, n: int, k: int) -> Tile:
     return (64, 128, 4, 5) if n >= 6144 else (32, 256, 4, 5)
 
 
+def fitted(tile: Tile, shared: int) -> Tile:
+    """With as few stages as `shared` bytes ask for: all but the one that is computed on lie in shared memory."""
+    bn, bk, warps, stages = tile
+    return bn, bk, warps, min(stages, shared // ((bn + MOST_TOKENS) * bk * 2) + 1)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile | None = None) -> Tensor:
     """x `[.., tokens, k]` times weight `[n, k]`, plus residual `[.., tokens, n]`; tokens together at most 16."""
     n, k = weight.shape
@@ -110,7 +117,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
     tokens = flat.shape[0]
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     b, r = weight if bias is None else bias, weight if residual is None else residual
-    bn, bk, warps, stages = tile or tile_of(tokens, n, k)
+    made = tile or tile_of(tokens, n, k)
+    bn, bk, warps, stages = fitted(made, shared_memory(x.device)) if x.is_cuda else made
     flags = {"BIAS": bias is not None, "RESIDUAL": residual is not None, "BN": bn, "BK": bk}
     grid = (triton.cdiv(n, bn),)
     if tokens == 1:
@@ -118,6 +126,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
     else:
         _few[grid](
             flat, weight, b, r, out, tokens, n, k, flat.stride(0),
-            **flags, M=16, num_warps=warps, num_stages=stages, **options(tokens),
+            **flags, M=MOST_TOKENS, num_warps=warps, num_stages=stages, **options(tokens),
         )  # fmt: skip
     return out
