@@ -93,11 +93,7 @@ class BlockTable:
 
     def generations(self, slot: int, blocks: int) -> list[BlockGeneration]:
         """Of the first blocks of a sequence."""
-        return self.generations_of(self.owned.get(slot, [])[:blocks])
-
-    def generations_of(self, ids: Iterable[int]) -> list[BlockGeneration]:
-        """Of any blocks."""
-        return [(i, self._given[i]) for i in ids]
+        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
     def require(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""

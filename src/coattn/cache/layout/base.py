@@ -12,7 +12,6 @@ from torch import Tensor
 
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
-from coattn.cache.leftovers import WindowLeftovers
 from coattn.cache.observer import Filled
 from coattn.cache.snapshot import Averages, Copied, Snapshot
 from coattn.cache.spec import CacheSpec
@@ -57,8 +56,6 @@ class Layout(ABC):
     """Where every block of a sequence is listed; None where no block is kept for good."""
     unshared: str | None = None
     """Why a block's numbers are not the same for every text that begins like this; None where they are."""
-    leftovers: WindowLeftovers | None = None
-    """What is still in the windows of empty slots."""
 
     def __init__(self, block: int, spec: CacheSpec) -> None:
         self.block, self.spec = block, spec
@@ -193,7 +190,7 @@ class Layout(ABC):
 
     @abstractmethod
     def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
-        """An empty slot goes on with a sequence; only what its window does not still have is copied there."""
+        """An empty slot goes on with a sequence."""
 
     @abstractmethod
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:

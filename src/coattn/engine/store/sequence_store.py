@@ -47,7 +47,7 @@ class SequenceStore:
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self.slots = SlotAssignment(runtime, self.tables, self.counts)
+        self.slots = SlotAssignment(runtime, self.counts)
         self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self.slots, model, shares, self.counts)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
