@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.config import CacheConfig
-from coattn.cache.host import HostTier
-from coattn.cache.host_blocks import host_blocks
+from coattn.cache.host import HostTier, host_blocks
 from coattn.cache.layout.all_blocks import AllBlocks
 from coattn.cache.layout.base import DenseHistory, Layout
 from coattn.cache.layout.kept import KeptTokens
@@ -126,14 +125,6 @@ class KVCache:
                 torn.add(slot)
             self.gpu.give_back(slot, history)
         return torn
-
-    def truncate(self, slot: int, length: int, keep: int) -> None:
-        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
-        self.gpu.truncate(slot, length, keep)
-
-    def release(self) -> None:
-        """Gives every byte back to the ledger."""
-        self.gpu.release()
 
     # decode steps
 

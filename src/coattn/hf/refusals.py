@@ -1,20 +1,26 @@
-"""What Transformers or the hub raises when a model cannot be loaded, as one sentence and a hint."""
+"""Calls into Transformers and the hub: silent, and what they raise as one sentence and a hint."""
 
 from __future__ import annotations
 
-import difflib
+import io
 import re
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub.utils
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from transformers.utils import logging
 
 from coattn.errors import CoattnError, ModelError
-from coattn.hf.models.catalog import CATALOG
-from coattn.hf.quiet import quiet
+from coattn.hf.models.fetch import CATALOG
+
+hf_logging: Any = logging  # untyped upstream
+hub_logging: Any = huggingface_hub.utils.logging
 
 SECONDS = 10.0
 """To wait for the hub: its own client tries again for most of a minute."""
@@ -49,6 +55,28 @@ _REASONS = (
     ),
 )
 """What a foreign message says in lower case, the sentence about a model, and the hint."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing from Transformers reaches stdout or stderr inside. Process-wide while it lasts: keep it short.
+
+    Some of its loops draw their bar on stderr without asking the library's own switch, hence the redirection.
+    """
+    bars = hf_logging.is_progress_bar_enabled()
+    levels = [(log, log.get_verbosity()) for log in (hf_logging, hub_logging)]
+    for log, _ in levels:
+        log.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in levels:
+            log.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
 
 
 @contextmanager
@@ -111,6 +139,4 @@ def reachable(name: str) -> bool:
 
 def hint(name: str) -> str:
     """What to do when hub model `name` cannot be had."""
-    close = difflib.get_close_matches(name, CATALOG, n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    return f"{meant}Check the name and the network, or use a local folder, or {', '.join(sorted(CATALOG))}."
+    return f"Check the name {name} and the network, or use a local folder, or {', '.join(sorted(CATALOG))}."

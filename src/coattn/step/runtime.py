@@ -50,7 +50,7 @@ class Runtime(Reports):
         fixed: takes at once what the budgets allow, and never moves it; needed for `begin_capture`.
         padding: one block more, so that a step may have padding rows; by default on a GPU only.
         """
-        self.layers, self.ledger, self.probes = layers, ledger, [*composed.probes(), *probes]
+        self.layers, self.ledger, self.probes = layers, ledger, list(probes)
         self.groups: list[LayerGroup] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, LayerGroup] = {}

@@ -93,6 +93,7 @@ class Layout(ABC):
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
 
     def release(self) -> None:
+        """Gives every byte back to the ledger."""
         self.memory.release()
 
     # where tokens lie
