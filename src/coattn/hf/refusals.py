@@ -17,13 +17,13 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 from transformers.utils import logging
 
 from coattn.errors import CoattnError, ModelError
-from coattn.hf.models.fetch import CATALOG
 
 hf_logging: Any = logging  # untyped upstream
 hub_logging: Any = huggingface_hub.utils.logging
 
 SECONDS = 10.0
 """To wait for the hub: its own client tries again for most of a minute."""
+HINT = "Check the name and the network, or use a local folder; `coattn models` lists what coattn fetches by itself."
 LONGEST = 240
 """Characters of a foreign message that are worth repeating."""
 
@@ -100,7 +100,7 @@ def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
         if re.search(mark, said):
             return ModelError(sentence.format(where), advice)
     if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or "cached" in said):
-        return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", hint(where))
+        return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", HINT)
     return ModelError(
         f"The {part} of {where} cannot be loaded: {one_line(error)}.",
         "Check that its files are whole and belong together; copy or download them again.",
@@ -124,7 +124,7 @@ def reachable(name: str) -> bool:
         HfApi().model_info(name, timeout=SECONDS)
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"There is no model folder {name} here and no public model {name} on the hub.", hint(name)
+            f"There is no model folder {name} here and no public model {name} on the hub.", HINT
         ) from error
     except HfHubHTTPError as error:
         return error.response.status_code < 500  # it answers: let the download itself say what is wrong
@@ -135,8 +135,3 @@ def reachable(name: str) -> bool:
             return False
         raise
     return True
-
-
-def hint(name: str) -> str:
-    """What to do when hub model `name` cannot be had."""
-    return f"Check the name {name} and the network, or use a local folder, or {', '.join(sorted(CATALOG))}."

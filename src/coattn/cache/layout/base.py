@@ -13,7 +13,7 @@ from torch import Tensor
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.observer import Filled
-from coattn.cache.snapshot import Averages, Copied, Snapshot
+from coattn.cache.snapshot import Averages, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
 from coattn.kernels.append import append, write_rows
@@ -190,8 +190,8 @@ class Layout(ABC):
         """What a sequence of so many tokens is. Its blocks are still the slot's, and not held yet."""
 
     @abstractmethod
-    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
-        """An empty slot goes on with a sequence."""
+    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
+        """An empty slot goes on with a sequence -> bytes that its window got."""
 
     @abstractmethod
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:

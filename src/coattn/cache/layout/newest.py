@@ -12,10 +12,10 @@ from coattn.cache.layout.base import DenseHistory
 from coattn.cache.layout.ring import BlockRing
 from coattn.cache.observer import Filled
 from coattn.cache.prompt_buffer import PromptKVBuffer
-from coattn.cache.snapshot import Averages, Copied, Snapshot, blank_unused, copy_back, copy_to_host
+from coattn.cache.snapshot import Averages, Snapshot, blank_unused, copy_back, copy_to_host
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
-from coattn.kernels.append import append, read_rows, write_rows
+from coattn.kernels.append import append, read_rows
 from coattn.kernels.flush import flush_values
 from coattn.types import Phase, Step, Tier
 from coattn.units import ceil_div
@@ -199,17 +199,15 @@ class NewestBlocks(BlockRing):
                 snapshot.tensors[f"averages.{layer}"] = blank_unused(x[..., None], tokens, self.block)[..., 0]
         return snapshot
 
-    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
+    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
         self.table.share(slot, snapshot.ids)
         copied, window = self._copied(tokens), self.newest(tokens)
-        again = [b for b in window if b not in set(copied)]
         for name, memory, blocks in (("window", self.memory, copied), ("averages", averages, window)):
             tensors = {layer: snapshot.tensors.get(f"{name}.{layer}") for layer in self.spec.layers}
             own = {layer: x for layer, x in tensors.items() if x is not None and blocks}
             copy_back(memory, self._ids(slot, blocks), own)
-        near = self._refill(slot, tokens, [again[start:end] for start, end in runs(again)])
-        unit = self.memory.block_bytes
-        return Copied(near * unit, (len(copied) + len(again) - near) * unit)
+        self._refill(slot, tokens, [b for b in window if b not in set(copied)])
+        return len(window) * self.memory.block_bytes
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
         wanted: dict[str, list[int]] = {}
@@ -235,35 +233,31 @@ class NewestBlocks(BlockRing):
     def _ids(self, slot: int, blocks: list[int]) -> Tensor:
         return torch.tensor([self.block_id(slot, b) for b in blocks], dtype=torch.long)
 
-    def _refill(self, slot: int, tokens: int, stretches: list[list[int]]) -> int:
-        """Blocks of the window as DRAM has them, from spare GPU memory where pages are cached -> how many are."""
+    def _refill(self, slot: int, tokens: int, blocks: list[int]) -> None:
+        """Blocks of the window as DRAM has them, out of spare GPU memory where pages are cached. tokens: of the
+        sequence, whose full blocks are all in DRAM."""
         prompts, block = self._prompts, self.block
         known, cached = prompts.cached(self.host.generations(slot, tokens // block))
-        near = 0
-        for blocks in stretches:
-            start, end = blocks[0] * block, (blocks[-1] + 1) * block
-            ids = [self.block_id(slot, b) for b in blocks]
-            near += len(blocks) if end <= known else 0
+        for first, last in runs(blocks):
+            start, end = blocks[first] * block, (blocks[last - 1] + 1) * block
+            ids = [self.block_id(slot, b) for b in blocks[first:last]]
             for layer in self.spec.layers:
                 if end <= known:
                     both = prompts.gather(cached, layer, start, end)
                 else:
-                    both = self.host.read(layer, slot, range(blocks[0], blocks[-1] + 1))
+                    both = self.host.read(layer, slot, range(start // block, end // block))
                 for i, rows in enumerate(both):
                     whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
-                    for first, last in runs(ids):
-                        self.memory[layer][ids[first] : ids[last - 1] + 1, :, i] = whole[first:last]
-        return near
+                    for here, after in runs(ids):
+                        self.memory[layer][ids[here] : ids[after - 1] + 1, :, i] = whole[here:after]
 
     def _bring_back(self, slot: int, length: int, keep: int) -> None:
-        """Blocks that had left the window and are among the newest again come back from DRAM."""
+        """Blocks that had left the window and are among the newest again come back."""
         block = self.block
         last = min(ceil_div(keep, block), ceil_div(length, block) - self.ring)
-        wanted = range(max(self.sinks, ceil_div(keep, block) - self.ring), last)
-        for layer, shape in self.spec.layers.items() if wanted else ():
-            positions = torch.arange(wanted.start * block, wanted.stop * block)
-            places = self.places_on(shape.device, slot, positions)
-            write_rows.reference(self.memory[layer], *places, *self.host.read(layer, slot, wanted))
+        wanted = list(range(max(self.sinks, ceil_div(keep, block) - self.ring), last))
+        if wanted:
+            self._refill(slot, length, wanted)
 
     # bytes
 

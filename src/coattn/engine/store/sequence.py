@@ -116,15 +116,13 @@ class SlotAssignment:
     """Between steps, on the engine's thread."""
 
     def __init__(self, runtime: Runtime, counts: Counter[str]) -> None:
-        """counts: gets the bytes that are copied, and of them those that come out of DRAM."""
+        """counts: gets the bytes that are copied."""
         self.runtime, self._counts = runtime, counts
 
     def fill(self, slot: int, tokens: int, kept: Sequence[Snapshot], step: Step | None) -> None:
         """step: what the sequence looks like to maintenance; None: `announce` follows."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            copied = group.cache.gpu.put(slot, tokens, own, averages_of(group))
-            self._counts["copied_bytes"] += sum(copied)
-            self._counts["fetched_bytes"] += copied.far
+            self._counts["copied_bytes"] += group.cache.gpu.put(slot, tokens, own, averages_of(group))
         if step is not None:
             self.announce(slot, tokens, step)
 

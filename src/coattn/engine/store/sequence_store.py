@@ -185,7 +185,6 @@ class SequenceStore:
             "sessions_stored": sum(kind == "session" for kind, _ in self.parked),
             "sequences_moved": self.parked.moved,
             "copied_bytes": self.counts["copied_bytes"],
-            "fetched_bytes": self.counts["fetched_bytes"],
             "not_shared": self.sharing.blocker,
             "disk": None if self.disk is None else self.disk.describe(),
         }
