@@ -95,10 +95,6 @@ class BlockTable:
         """Of the first blocks of a sequence."""
         return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
-    def require(self, wanted: Iterable[tuple[int, int]]) -> None:
-        """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""
-        self._require(sum(max(0, blocks - len(self.owned.get(slot, ()))) for slot, blocks in wanted))
-
     def grow(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Every `(slot, blocks)` has at least so many afterwards. Raises BudgetError, changing nothing.
 
@@ -106,7 +102,7 @@ class BlockTable:
         """
         lacking = [(slot, blocks) for slot, blocks in wanted if blocks > len(self.owned.get(slot, ()))]
         if lacking:
-            self.require(lacking)
+            self._require(sum(blocks - len(self.owned.get(slot, ())) for slot, blocks in lacking))
         for slot, blocks in lacking:
             self.ensure(slot, blocks)
         for slot, _ in wanted:

@@ -12,7 +12,7 @@ from torch import Tensor
 from coattn.cache.config import CacheConfig
 from coattn.cache.host import HostTier, host_blocks
 from coattn.cache.layout.all_blocks import AllBlocks
-from coattn.cache.layout.base import DenseHistory, Layout
+from coattn.cache.layout.base import Layout
 from coattn.cache.layout.kept import KeptTokens
 from coattn.cache.layout.newest import NewestBlocks
 from coattn.cache.layout.recent import RecentTokens
@@ -92,10 +92,6 @@ class KVCache:
         """The stored history of a step that is no decode step; the same for every layer of a device."""
         device = self.spec.layers[layer].device
         return self.gpu.once(("visible", step, device), lambda: self._visible(step, device))
-
-    def history(self, layer: int, slot: int, step: Step) -> DenseHistory | None:
-        """The same of one sequence, where it must be attended position by position; None where it is a set."""
-        return self.gpu.history(layer, slot, step.history[step.slots.index(slot)])
 
     def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of full blocks of a sequence out of DRAM, on the layer's device."""

@@ -17,9 +17,6 @@ from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 
-NewRuntime = Callable[[int, "int | None"], Runtime]
-"""`(sequences, longest length or None) -> Runtime`"""
-
 
 class Conversation:
     """What a cache stands for.
@@ -28,7 +25,8 @@ class Conversation:
     which, so padding is never stored and never attended.
     """
 
-    def __init__(self, new_runtime: NewRuntime, tokens: int | None) -> None:
+    def __init__(self, new_runtime: Callable[[int, int | None], Runtime], tokens: int | None) -> None:
+        """new_runtime: for so many sequences of at most so many tokens."""
         self.new_runtime, self.tokens = new_runtime, tokens
         self.runtime: Runtime | None = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)

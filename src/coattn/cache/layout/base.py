@@ -214,11 +214,6 @@ class Layout(ABC):
         """Bytes per tier that sequences can still be given of it; None: no limit."""
         return {}
 
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes that are there for a prompt while it is read, and for nothing else."""
-        return 0
-
     def _written(self, step: Step, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Which packed tokens stay in GPU memory, and the block and row of each."""
         sources, ids, rows = [], [], []

@@ -124,7 +124,6 @@ class NewestBlocks(BlockRing):
 
     def _filling(self, slot: int, first: int, history: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places of the tokens of a block that is not full; the same for every layer of a device."""
-
         positions = torch.arange(first * self.block, history)
         return self.once(("filling", slot, history, device), lambda: self.places_on(device, slot, positions))
 
