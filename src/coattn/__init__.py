@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coattn._version import __version__
-from coattn.errors import CoattnError
+from coattn._version import __version__ as __version__
+from coattn.errors import CoattnError as CoattnError
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM as LLM
@@ -27,19 +27,6 @@ _LAZY = {
     "AttnState": "coattn.state",
     "merge": "coattn.state",
 }
-
-__all__ = [
-    "LLM",
-    "AttnState",
-    "CoattnError",
-    "Method",
-    "SamplingParams",
-    "__version__",
-    "attach",
-    "compose",
-    "get_model",
-    "merge",
-]
 
 
 def __dir__() -> list[str]:

@@ -39,11 +39,6 @@ class Split:
     out: Tensor
     lse: Tensor
 
-    @staticmethod
-    def of(state: AttnState) -> Split:
-        """A state of one query token a sequence, `[seqs, 1, q_heads, head_dim]`, as one piece."""
-        return Split(state.out, state.lse)
-
     def merged(self) -> AttnState:
         """`[seqs, 1, q_heads, head_dim]`."""
         return merge(*(AttnState(self.out[:, i : i + 1], self.lse[:, i : i + 1]) for i in range(self.out.shape[1])))

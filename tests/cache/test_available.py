@@ -45,15 +45,6 @@ def test_a_group_that_allows_less(root: Path) -> None:
     assert available.memory(root) == (8 * GIB, 6 * GIB)
 
 
-def test_a_group_of_version_1(root: Path) -> None:
-    write(root / "proc/self/cgroup", "4:cpu,cpuacct:/x\n3:memory:/job\n0::/")
-    group = root / "sys/fs/cgroup/memory/job"
-    write(group / "memory.limit_in_bytes", 4 * GIB)
-    write(group / "memory.usage_in_bytes", 3 * GIB)
-    write(group / "memory.stat", f"inactive_file 0\ntotal_inactive_file {GIB}\ntotal_active_file 0")
-    assert available.memory(root) == (4 * GIB, 2 * GIB)
-
-
 def test_a_group_that_is_over_its_limit_has_nothing(root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/")
     write(root / "sys/fs/cgroup/memory.max", GIB)

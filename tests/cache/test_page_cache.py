@@ -146,7 +146,7 @@ def test_a_window_is_filled_from_what_is_remembered_and_from_dram(method: str) -
         table = cache.host.table
         kept = Snapshot(list(table.owned[0][: CUT // BLOCK]))
         table.hold(kept.ids)
-        assert sum(cache.gpu.put(1, CUT, kept, {})) > 0
+        assert cache.gpu.put(1, CUT, kept, {}) > 0
         positions = torch.cat([torch.arange(cache.gpu.sinks * BLOCK), torch.arange(cache.gpu.first(CUT) * BLOCK, CUT)])
         for layer, (_, k, v) in enumerate(numbers(0)):
             found = read_rows(cache.gpu.memory[layer], *cache.gpu.places(1, positions))

@@ -49,7 +49,7 @@ def test_a_step_on_a_gpu_may_fail(case: Case) -> None:
 
 def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: Runtime, running: Any) -> None:
-        running.streams.join()
+        running.join()
 
     def keeps(self: Scheduler, request: Any, whole: bool = True) -> None:
         assert request.slot is not None

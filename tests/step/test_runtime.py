@@ -15,7 +15,6 @@ from coattn.errors import BudgetError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.parts.maintenance.entries.entries import Entries
-from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Phase, Step
 
@@ -349,20 +348,3 @@ def test_what_a_step_attended_to_is_counted_within_its_budget(
         for _ in world.step(new):
             pass
     assert world.runtime.attended(Step.of((0, 1, 2), (40,) * 3, (1,) * 3)) == (3 * entries, 0)
-
-
-@pytest.mark.parametrize("optional", [True, False])
-def test_a_probe_that_fails_costs_a_step_nothing_where_it_can_do_without(optional: bool) -> None:
-    class Failing(Probe):
-        def attend(self, *_: Any) -> None:
-            raise RuntimeError("no")
-
-    Failing.optional = optional
-    world = World("full", torch.device("cpu"), seqs=1)
-    world.runtime.probes.append(Failing())
-    if optional:
-        list(world.step((9,)))
-        assert world.runtime.dropped == len(world.shapes)
-        return
-    with pytest.raises(RuntimeError, match="no"):
-        list(world.step((9,)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from coattn.cache.blocks import layer_bytes
+from coattn.kernels.quantise.blocks import Layout
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.types import LayerShape
@@ -80,7 +80,8 @@ class Fits:
         if case.method == "quest":
             return whole + digests, 0
         form = str(case.params.get("host_dtype", "model"))
-        host = tokens // block * sum(layer_bytes(form, block, shape) for shape in self.layers)
+        packed = sum(s.kv_heads * Layout(block, s.head_dim).bytes for s in self.layers)
+        host = whole if form == "model" else tokens // block * packed
         if case.method == "scout":
             return int(case.params["budget"]) * self.token + window + digests, host
         if case.method == "infinigen":  # a fifth of every key beside a window of one block

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coattn.auto.index import Sketch
 from coattn.cache.config import CacheConfig, check_dtype
-from coattn.cache.host_blocks import scale_bytes
+from coattn.cache.host import scale_bytes
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable

@@ -43,27 +43,20 @@ def require(nbytes: int, what: str, place: str) -> None:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and free bytes of each control group this process is in, version 1 or 2, that has a limit."""
+    """Limit and free bytes of each control group (version 2) this process is in that has a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = base / path.strip("/")
-        while group == base or base in group.parents:
-            try:
-                limit, used = (int((group / name).read_text()) for name in names)
-                yield limit, limit - used + _reclaimable(group / "memory.stat")
-            except (OSError, ValueError):  # not there, or "max"
-                pass
-            group = group.parent
+    base = root / "sys/fs/cgroup"
+    group = base / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    while group == base or base in group.parents:
+        try:
+            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+            yield limit, limit - used + _reclaimable(group / "memory.stat")
+        except (OSError, ValueError):  # not there, or "max"
+            pass
+        group = group.parent
 
 
 def _reclaimable(stat: Path) -> int:
@@ -72,5 +65,4 @@ def _reclaimable(stat: Path) -> int:
         numbers = dict(line.split(" ", 1) for line in stat.read_text().splitlines())
     except OSError:
         return 0
-    total = "total_" if "total_inactive_file" in numbers else ""  # version 1: with the groups below it
-    return sum(int(numbers.get(total + kind, 0)) for kind in ("inactive_file", "active_file"))
+    return sum(int(numbers.get(kind, 0)) for kind in ("inactive_file", "active_file"))

@@ -93,15 +93,7 @@ class BlockTable:
 
     def generations(self, slot: int, blocks: int) -> list[BlockGeneration]:
         """Of the first blocks of a sequence."""
-        return self.generations_of(self.owned.get(slot, [])[:blocks])
-
-    def generations_of(self, ids: Iterable[int]) -> list[BlockGeneration]:
-        """Of any blocks."""
-        return [(i, self._given[i]) for i in ids]
-
-    def require(self, wanted: Iterable[tuple[int, int]]) -> None:
-        """Raises BudgetError unless every `(slot, blocks)` could be had together. Changes nothing."""
-        self._require(sum(max(0, blocks - len(self.owned.get(slot, ()))) for slot, blocks in wanted))
+        return [(i, self._given[i]) for i in self.owned.get(slot, [])[:blocks]]
 
     def grow(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Every `(slot, blocks)` has at least so many afterwards. Raises BudgetError, changing nothing.
@@ -110,7 +102,7 @@ class BlockTable:
         """
         lacking = [(slot, blocks) for slot, blocks in wanted if blocks > len(self.owned.get(slot, ()))]
         if lacking:
-            self.require(lacking)
+            self._require(sum(blocks - len(self.owned.get(slot, ())) for slot, blocks in lacking))
         for slot, blocks in lacking:
             self.ensure(slot, blocks)
         for slot, _ in wanted:

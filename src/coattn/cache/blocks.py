@@ -283,10 +283,3 @@ def runs(ids: list[int]) -> Iterator[tuple[int, int]]:
         if i == len(ids) or ids[i] != ids[i - 1] + 1:
             yield start, i
             start = i
-
-
-def layer_bytes(form: str, block: int, shape: LayerShape) -> int:
-    """Bytes of one block of a layer."""
-    if form == "model":
-        return block * shape.token_bytes
-    return shape.kv_heads * Layout(block, shape.head_dim).bytes

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from coattn.cache.config import CacheConfig
-from coattn.cache.host import HostTier
-from coattn.cache.host_blocks import host_blocks
+from coattn.cache.host import HostTier, host_blocks
 from coattn.cache.layout.all_blocks import AllBlocks
-from coattn.cache.layout.base import DenseHistory, Layout
+from coattn.cache.layout.base import Layout
 from coattn.cache.layout.kept import KeptTokens
 from coattn.cache.layout.newest import NewestBlocks
 from coattn.cache.layout.recent import RecentTokens
@@ -94,10 +93,6 @@ class KVCache:
         device = self.spec.layers[layer].device
         return self.gpu.once(("visible", step, device), lambda: self._visible(step, device))
 
-    def history(self, layer: int, slot: int, step: Step) -> DenseHistory | None:
-        """The same of one sequence, where it must be attended position by position; None where it is a set."""
-        return self.gpu.history(layer, slot, step.history[step.slots.index(slot)])
-
     def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of full blocks of a sequence out of DRAM, on the layer's device."""
         assert self.host is not None, "there is no DRAM tier"
@@ -126,14 +121,6 @@ class KVCache:
                 torn.add(slot)
             self.gpu.give_back(slot, history)
         return torn
-
-    def truncate(self, slot: int, length: int, keep: int) -> None:
-        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
-        self.gpu.truncate(slot, length, keep)
-
-    def release(self) -> None:
-        """Gives every byte back to the ledger."""
-        self.gpu.release()
 
     # decode steps
 

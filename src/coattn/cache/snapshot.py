@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +26,6 @@ class Snapshot:
 
     ids: list[int] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-
-
-class Copied(NamedTuple):
-    """Bytes that a window got, out of GPU memory and out of DRAM."""
-
-    near: int = 0
-    far: int = 0
 
 
 def blank_unused(blocks: Tensor, tokens: int, block: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -36,7 +37,7 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     if name is not None:
         explain(describe(find_method(name)), as_json)
         return
-    rows, unavailable = [], [str(failure) for failure in registry().failures]
+    rows, unavailable = [], [f"{failure} {failure.hint}" for failure in registry().failures]
     for method in METHODS.values():
         try:
             rows.append(describe(method))
@@ -82,7 +83,7 @@ def run_check(method: Any, as_json: bool) -> None:
     with progress(f"running {method.name}", None):
         verdict = check(method)
     if as_json:
-        print_json(verdict.describe())
+        print_json(asdict(verdict))
     else:
         table = Table("run", "parameters", "largest difference from full attention", "attended", "of", "allowed")
         runs = (("nothing left out", verdict.whole, verdict.equal), ("as it stands", None, verdict.own))

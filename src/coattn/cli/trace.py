@@ -47,8 +47,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     import torch
 
     from coattn.provenance import provenance
-    from coattn.step.trace.chrome import chrome_trace
-    from coattn.step.trace.figure import timeline
+    from coattn.step.trace.files import chrome_trace, timeline
     from coattn.tools.bench import prompts
     from coattn.tools.evaluate.steps import Steps
 

@@ -297,8 +297,7 @@ class LLM:
         chunk: prompt tokens that would be read now between two decode steps.
         cached_tokens: prompt tokens that were stored already; prefix_blocks: blocks that prompts can begin with;
         prefix_evicted: those that were given up; not_shared: why prompts do not share, where they do not.
-        copied_bytes: what hits and turns have copied into windows; fetched_bytes: of that, what came out of DRAM;
-        sequences_moved: those that left the GPU for DRAM.
+        copied_bytes: what hits and turns have copied into windows; sequences_moved: those that left the GPU for DRAM.
         disk: of the disk tier, its bytes, the blocks written, skipped, deleted and damaged, the tokens read from it and
         those that were computed sooner (refused), sequences that were put there (parked), what failed on its way to or
         from memory (failed), and both measured speeds.

@@ -143,7 +143,6 @@ class Scheduler:
             hit, request.slot = None, min(self._slots)
             if self.store is not None:
                 hit = self.store.lookup(request)
-                request.slot = self.store.slots.choose(hit, self._slots)
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()

@@ -15,8 +15,7 @@ from coattn.errors import InputError, UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import activation_dtype
 from coattn.hf.attention import Call, ModelUser
-from coattn.hf.cache import CoattnCache, refusal
-from coattn.hf.conversation import Conversation
+from coattn.hf.conversation import CoattnCache, Conversation, refusal
 from coattn.hf.cpu_dtypes import warn_if_slow
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method

@@ -1,20 +1,21 @@
-"""A batch of running sequences under one method: which columns are tokens, and the runtime that stores them."""
+"""A batch of running sequences under one method: which columns are tokens, and the runtime that stores them; and the
+cache object that Transformers carries around, a thin face of it."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from coattn.errors import BudgetError, InputError, UnsupportedError
+from coattn.errors import BudgetError, CoattnError, InputError, UnsupportedError
 from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.types import Step
-
-NewRuntime = Callable[[int, "int | None"], Runtime]
-"""`(sequences, longest length or None) -> Runtime`"""
 
 
 class Conversation:
@@ -24,7 +25,8 @@ class Conversation:
     which, so padding is never stored and never attended.
     """
 
-    def __init__(self, new_runtime: NewRuntime, tokens: int | None) -> None:
+    def __init__(self, new_runtime: Callable[[int, int | None], Runtime], tokens: int | None) -> None:
+        """new_runtime: for so many sequences of at most so many tokens."""
         self.new_runtime, self.tokens = new_runtime, tokens
         self.runtime: Runtime | None = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)
@@ -142,3 +144,68 @@ class Conversation:
         for slot, length, keep in back:
             self.runtime.truncate(slot, length, keep)
         self.real = past.clone()
+
+
+def refusal(what: str, why: str) -> CoattnError:
+    """The error for a kind of generation that coattn does not run."""
+    return UnsupportedError(f"{what} is not supported: {why}.", "Use greedy search or sampling.")
+
+
+def _refusing(what: str, why: str) -> Callable[..., None]:
+    def method(*_: Any, **__: Any) -> None:
+        raise refusal(what, why)
+
+    return method
+
+
+class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
+    """What Transformers asks of a layer. The tokens themselves are in the runtime's caches."""
+
+    is_compileable = False
+    is_sliding = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the runtime opens its caches at the first step."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Hands the new keys and values on: the attention function stores them."""
+        if self.conversation.running is None:
+            raise UnsupportedError(
+                "A coattn cache was used outside the attachment that made it.", "Use it inside its `with` block."
+            )
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.conversation.columns + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.conversation.columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its older name
+
+    def reset(self) -> None:
+        self.conversation.reset()
+
+    reorder_cache = _refusing("Reordering a cache", "it would copy whole sequences between steps")
+    crop = _refusing("Cropping a cache", "what a window has dropped cannot come back")
+    batch_repeat_interleave = _refusing("Repeating a cache", "it would copy whole sequences")
+    batch_select_indices = _refusing("Selecting from a cache", "it would copy whole sequences")
+
+
+class CoattnCache(Cache):  # type: ignore[misc]
+    """One conversation, or a batch of them, under one method. Its memory goes back when nobody holds it any more."""
+
+    def __init__(self, layers: int, conversation: Conversation) -> None:
+        super().__init__(layers=[CoattnLayer(conversation) for _ in range(layers)])
+        self.conversation = conversation
+        weakref.finalize(self, conversation.close)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coattn.cache import available
 from coattn.errors import BudgetError, ConfigError
-from coattn.hf.quiet import quiet
+from coattn.hf.refusals import quiet
 from coattn.hf.stored import stored
 from coattn.units import format_apart
 

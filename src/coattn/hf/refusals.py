@@ -1,23 +1,29 @@
-"""What Transformers or the hub raises when a model cannot be loaded, as one sentence and a hint."""
+"""Calls into Transformers and the hub: silent, and what they raise as one sentence and a hint."""
 
 from __future__ import annotations
 
-import difflib
+import io
 import re
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub.utils
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from transformers.utils import logging
 
 from coattn.errors import CoattnError, ModelError
-from coattn.hf.models.catalog import CATALOG
-from coattn.hf.quiet import quiet
+
+hf_logging: Any = logging  # untyped upstream
+hub_logging: Any = huggingface_hub.utils.logging
 
 SECONDS = 10.0
 """To wait for the hub: its own client tries again for most of a minute."""
+HINT = "Check the name and the network, or use a local folder; `coattn models` lists what coattn fetches by itself."
 LONGEST = 240
 """Characters of a foreign message that are worth repeating."""
 
@@ -52,6 +58,28 @@ _REASONS = (
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing from Transformers reaches stdout or stderr inside. Process-wide while it lasts: keep it short.
+
+    Some of its loops draw their bar on stderr without asking the library's own switch, hence the redirection.
+    """
+    bars = hf_logging.is_progress_bar_enabled()
+    levels = [(log, log.get_verbosity()) for log in (hf_logging, hub_logging)]
+    for log, _ in levels:
+        log.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in levels:
+            log.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+@contextmanager
 def explained(where: Path | str, part: str) -> Iterator[None]:
     """Loads `part` of the model `where` inside this block, `quiet`ly; what goes wrong is one sentence and a hint."""
     try:
@@ -72,7 +100,7 @@ def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
         if re.search(mark, said):
             return ModelError(sentence.format(where), advice)
     if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or "cached" in said):
-        return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", hint(where))
+        return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", HINT)
     return ModelError(
         f"The {part} of {where} cannot be loaded: {one_line(error)}.",
         "Check that its files are whole and belong together; copy or download them again.",
@@ -96,7 +124,7 @@ def reachable(name: str) -> bool:
         HfApi().model_info(name, timeout=SECONDS)
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"There is no model folder {name} here and no public model {name} on the hub.", hint(name)
+            f"There is no model folder {name} here and no public model {name} on the hub.", HINT
         ) from error
     except HfHubHTTPError as error:
         return error.response.status_code < 500  # it answers: let the download itself say what is wrong
@@ -107,10 +135,3 @@ def reachable(name: str) -> bool:
             return False
         raise
     return True
-
-
-def hint(name: str) -> str:
-    """What to do when hub model `name` cannot be had."""
-    close = difflib.get_close_matches(name, CATALOG, n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    return f"{meant}Check the name and the network, or use a local folder, or {', '.join(sorted(CATALOG))}."

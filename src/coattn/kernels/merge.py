@@ -13,7 +13,7 @@ def merge_output(states: list[AttnState | Split], like: Tensor) -> Tensor:
     if like.device.type == "cuda" and len(states) <= 3:
         from coattn.kernels.triton.merge import merge as kernel
 
-        pieces = [s if isinstance(s, Split) else Split.of(s) for s in states]
+        pieces = [s if isinstance(s, Split) else Split(s.out, s.lse) for s in states]  # a state is one piece
         if len(pieces) < 3 or pieces[1].out.shape[1] == 1:
             return kernel(pieces, like.dtype, like.device)
     whole = merge(*(s.merged() if isinstance(s, Split) else s for s in states))

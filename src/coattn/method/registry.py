@@ -4,7 +4,6 @@ A package has an entry point of the group `coattn.parts` that names a module. Th
 
 - `PARTS`: classes, each a part on its axis under its `name`;
 - `METHODS`: rows;
-- `PROBES`: name -> class, which rows may name;
 - `NEEDS`: what its own words in `needs` and `provides` mean, for people;
 - `WORK_KINDS`: where entries of its own kinds of work are, for people.
 
@@ -21,24 +20,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from coattn.errors import MethodError
 from coattn.part import Part
 from coattn.parts.method import AXES, Method
 
 GROUP = "coattn.parts"
 BUILT_IN = ("coattn.parts.rows", "coattn.auto.rows", "coattn.baselines.rows")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A package whose parts and rows are not there, and why."""
-
-    package: str
-    message: str
-    hint: str
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}"
 
 
 @dataclass
@@ -48,24 +36,24 @@ class Registry:
     parts: dict[str, dict[str, type[Part]]] = field(default_factory=lambda: {axis: {} for axis in AXES})
     """Axis -> name -> part."""
     methods: dict[str, Method] = field(default_factory=dict)
-    probes: dict[str, Callable[[], Any]] = field(default_factory=dict)
     needs: dict[str, str] = field(default_factory=dict)
     """What the words in `needs` and `provides` mean, for people."""
     work_kinds: dict[str, str] = field(default_factory=dict)
     """Where entries of a kind of work are, for people."""
     packages: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(an axis, "method" or "probe"; name) -> the package from outside that brought it."""
-    failures: list[Failure] = field(default_factory=list)
+    """(an axis or "method", name) -> the package from outside that brought it."""
+    failures: list[MethodError] = field(default_factory=list)
+    """Of each package whose parts and rows are not there, why."""
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """An axis, "method" or "probe" -> what is registered there by name."""
-        return {**self.parts, "method": self.methods, "probe": self.probes}
+        """An axis or "method" -> what is registered there by name."""
+        return {**self.parts, "method": self.methods}
 
     def add(self, module: Any, package: str | None = None) -> None:
         """Registers what a module holds: all of it, or nothing and ValueError with the reason."""
         added: dict[str, dict[str, Any]] = {kind: {} for kind in self.tables()}
-        if not any(hasattr(module, name) for name in ("PARTS", "METHODS", "PROBES")):
-            raise ValueError(f"{getattr(module, '__name__', module)!r} has no PARTS, no METHODS and no PROBES")
+        if not any(hasattr(module, name) for name in ("PARTS", "METHODS")):
+            raise ValueError(f"{getattr(module, '__name__', module)!r} has no PARTS and no METHODS")
         for part in _listed(module, "PARTS"):
             check_part(part)
             added[part.axis][part.name] = part
@@ -73,7 +61,6 @@ class Registry:
             if not isinstance(row, Method):
                 raise ValueError(f"METHODS holds {row!r}, which is no coattn.Method")
             added["method"][row.name] = row
-        added["probe"] |= getattr(module, "PROBES", {})
         tables = self.tables()
         for kind, table in tables.items():
             for name in added[kind].keys() & table.keys():
@@ -97,7 +84,7 @@ class Registry:
         else:
             return
         hint = f"Correct the package, or remove it: pip uninstall {package}."
-        self.failures.append(Failure(package, f"The parts of package {package!r} are not available: {reason}.", hint))
+        self.failures.append(MethodError(f"The parts of package {package!r} are not available: {reason}.", hint))
 
 
 def _listed(module: Any, name: str) -> tuple[Any, ...]:

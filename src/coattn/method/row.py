@@ -52,10 +52,6 @@ class Composed:
         made: list[Any] = [kind(**{k: self.params[k] for k in kind.parameters()}) for kind in find_parts(self.method)]
         return Parts(*made)
 
-    def probes(self) -> list[Any]:
-        """New objects of the probes that the row names."""
-        return [registry().probes[name]() for name in self.method.probes]
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -127,12 +123,9 @@ def find_parts(method: Method) -> list[type[Part]]:
             )
         else:
             kinds.append(kind)
-    missing += [f"probe {name!r}" for name in method.probes if name not in registry().probes]
     if missing:
         message = f"Method {method.name!r} names parts that do not exist: " + "; ".join(missing) + "."
-        raise MethodError(
-            " ".join([message, *(failure.message for failure in registry().failures)]), "Correct the names."
-        )
+        raise MethodError(" ".join([message, *map(str, registry().failures)]), "Correct the names.")
     return kinds
 
 

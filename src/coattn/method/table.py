@@ -20,7 +20,7 @@ SLIDING = Method(
 )
 """Not in the table: the runtime uses it under every method for layers that look back a fixed number of tokens."""
 
-_KEYS = {*AXES, "summary", "paper", "params", "probes"}
+_KEYS = {*AXES, "summary", "paper", "params"}
 
 
 def find_method(spec: str | Method) -> Method:
@@ -51,7 +51,7 @@ def find_method(spec: str | Method) -> Method:
             f"Give them apart: --method {known} {apart}; in Python as keywords.",
         )
     raise MethodError(
-        " ".join([f"There is no method {spec!r}.", *(failure.message for failure in registry().failures)]),
+        " ".join([f"There is no method {spec!r}.", *map(str, registry().failures)]),
         f"Methods: {', '.join(METHODS)}; or a TOML file with a row of your own.",
     )
 
@@ -79,12 +79,9 @@ def _row(path: Path, name: str, row: Any) -> Method:
     if unknown or missing:
         problems = [f"unknown key {k!r}" for k in unknown] + [f"missing key {k!r}" for k in missing]
         raise ConfigError(f"{path}: [method.{name}] has {', '.join(problems)}.", f"Keys: {', '.join(sorted(_KEYS))}.")
-    given = {key: value for key, value in row.items() if key not in ("params", "probes")}
+    given = {key: value for key, value in row.items() if key != "params"}
     if not all(isinstance(text, str) for text in given.values()):
         raise ConfigError(f"{path}: [method.{name}] has a part that is not a name.", 'Write parts as "name".')
     if not isinstance(row.get("params", {}), dict):
         raise ConfigError(f"{path}: method.{name}.params is not a table.", f"Write [method.{name}.params].")
-    probes = row.get("probes", [])
-    if not isinstance(probes, list) or not all(isinstance(probe, str) for probe in probes):
-        raise ConfigError(f"{path}: method.{name}.probes is not a list of names.", 'Write probes = ["name"].')
-    return Method(name, params=row.get("params", {}), probes=tuple(probes), **given)
+    return Method(name, params=row.get("params", {}), **given)

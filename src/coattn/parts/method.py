@@ -31,8 +31,6 @@ class Method:
     paper: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that differ from the parts' own defaults."""
-    probes: tuple[str, ...] = ()
-    """Registered probes that watch every runtime of the row."""
     variant_of: str = ""
     """The row with the same parts and other parameters, where this is a variant of one."""
 

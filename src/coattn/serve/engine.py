@@ -142,8 +142,6 @@ class EngineThread:
                 continue
             failed = 0
             self.seen = seen = Seen(llm.runner.runtime)
-            if llm.not_captured is not None:  # a captured step would show itself once, when it is captured
-                llm.runner.runtime.probes.append(seen)
             llm.runner.launched = llm.engine.flush_outputs = self._flush
             self.llm = llm
             self._soon(self._set, "ready", "")
@@ -186,9 +184,7 @@ class EngineThread:
         if self.sample is None or now - self.sample.at >= SAMPLE:
             watched = now < self.watched
             self.sample = Sample(now, dict(llm.runner.free()), llm.trace() if watched else None)
-            if watched and llm.not_captured is not None:
-                seen.wanted = True
-            elif watched:
+            if watched:
                 running = list(llm.engine.scheduler.running)
                 seen.look([(each.slot, each.stored) for each in running if each.slot is not None])
 

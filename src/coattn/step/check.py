@@ -32,8 +32,6 @@ BOUND = 2e-5
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
 ROPE = Rope(tuple(10 ** -(i / 2) for i in range(DIM // 2)))
 SEQS = 2
-LAYERS = 5
-STEPS = (13, 10, 9)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Checked:
 class Verdict:
     """Whether a row is what it says, and what was seen."""
 
-    row: str
+    method: str
     exact: bool
     """What the row says of itself."""
     whole: Mapping[str, Any] | None
@@ -64,12 +62,6 @@ class Verdict:
     own: Checked
     """The run with the row's own parameters."""
     problems: tuple[str, ...]
-
-    def describe(self) -> dict[str, Any]:
-        """As data, for a report."""
-        found = {name: None if run is None else vars(run) for name, run in (("equal", self.equal), ("own", self.own))}
-        whole = None if self.whole is None else dict(self.whole)
-        return {"method": self.row, "exact": self.exact, "whole": whole, **found, "problems": list(self.problems)}
 
 
 class Counting(Probe):
@@ -161,15 +153,14 @@ def check(
     own_tokens: int | None = None,
     device: torch.device | None = None,
     whole_tokens: int = TOKENS,
-    layers: int = LAYERS,
-    steps: tuple[int, int, int] = STEPS,
+    layers: int = 5,
+    steps: tuple[int, int, int] = (13, 10, 9),
     **overrides: Any,
 ) -> Verdict:
     """Runs a row as it stands, and with the parameters under which it leaves nothing out. Seconds on a CPU.
 
     own_tokens: length of the sequences for the row's own parameters; left out, twice what its rule says it attends to.
-    whole_tokens: of those with which nothing is left out. layers: of the model that is made up. steps:
-    see `histories`.
+    whole_tokens: of those with which nothing is left out. layers: of the model that is made up. steps: see `histories`.
     Raises what `compose` raises; an exception in a step is a problem of the verdict.
     """
     problems: list[str] = []
@@ -212,14 +203,12 @@ def check(
     return Verdict(method.name, composed.exact, whole, equal, own or failed, tuple(problems))
 
 
-def histories(tokens: int, steps: tuple[int, int, int] = STEPS) -> Iterator[tuple[int, ...] | int]:
+def histories(tokens: int, steps: tuple[int, int, int]) -> Iterator[tuple[int, ...] | int]:
     """What happens to two sequences of about so many tokens: new tokens of each, or a number of tokens taken back.
 
     steps: decode steps after the prompt, after a turn, and after tokens were taken back.
     """
-    yield tokens * 3 // 4, tokens // 3
-    yield from [(1, 1)] * steps[0]
-    yield 5, tokens // 8
-    yield from [(1, 1)] * steps[1]
-    yield 6
-    yield from [(1, 1)] * steps[2]
+    turns: tuple[tuple[int, ...] | int, ...] = (tokens * 3 // 4, tokens // 3), (5, tokens // 8), 6
+    for turn, decoded in zip(turns, steps, strict=True):
+        yield turn
+        yield from [(1, 1)] * decoded

@@ -46,7 +46,9 @@ def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:
 
 def _require(groups: Sequence[LayerGroup], composed: Composed, spec: CacheSpec) -> None:
     # in an engine, the least is for the shortest of sequences; what a longer one needs is said when it comes
-    amount = _amount(spec.seqs, None if spec.fixed else spec.tokens)
+    amount = "one sequence" if spec.seqs == 1 else f"{spec.seqs} sequences"
+    if not spec.fixed and spec.tokens is not None:
+        amount += f" of {spec.tokens:,} tokens"
     for stage in sorted({group.stage for group in groups}):
         least = sum(_least_bytes(group) for group in groups if group.stage == stage)
         spec.ledger.part(stage).require("gpu", least, f"Method {composed.method.name!r} for {amount}")
@@ -56,8 +58,3 @@ def _least_bytes(group: LayerGroup) -> int:
     """Of the GPU tier, what it cannot do without."""
     spec, config, least = group.cache.spec, group.cache.config, group.cache.gpu.min_bytes()
     return least + group.index.gpu_bytes(spec, config) + group.executor.min_gpu_bytes(spec, config)
-
-
-def _amount(seqs: int, tokens: int | None) -> str:
-    sequences = "one sequence" if seqs == 1 else f"{seqs} sequences"
-    return sequences if tokens is None else f"{sequences} of {tokens:,} tokens"

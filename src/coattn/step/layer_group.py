@@ -82,7 +82,7 @@ class LayerGroup:
             self.cache.open()
         finally:
             ledger.give("gpu", kept)
-        self._closers.append(self.cache.release)
+        self._closers.append(self.cache.gpu.release)
         for part in (self.index, self.maintenance, self.select, self.gpu, self.executor, self.schedule):
             self._closers.append(part.release)
         self._closers.append(self.bridge.close)
@@ -203,7 +203,7 @@ class LayerGroup:
         if self.audit is not None:
             self.audit.truncate(slot, keep)
         self.maintenance.truncate(slot, length, keep)
-        self.cache.truncate(slot, length, keep)
+        self.cache.gpu.truncate(slot, length, keep)
         self.index.truncate(slot, keep)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -18,9 +18,6 @@ class Probe:
 
     A captured step shows what it does once, when it is captured: probes are for steps that are not.
     """
-
-    optional: ClassVar[bool] = False
-    """Whether a step does without it: then what it raises is dropped and counted."""
 
     def open(self, runtime: Any) -> None:
         """A `Runtime` has been opened whose steps it will see. Untyped here, since runtimes know probes."""

@@ -65,7 +65,7 @@ class PromptReader:
         shape, alone = self.layers[layer], step.alone(i)
         if not step.history[i]:
             return prefill(q, k, v, scale, shape)
-        history = group.cache.history(layer, step.slots[i], alone)
+        history = group.cache.gpu.history(layer, step.slots[i], step.history[i])
         if history is not None and history.window is None:
             state = follow(q, k, v, history.k, history.v, scale, shape)
         elif history is not None:

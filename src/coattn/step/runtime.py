@@ -24,7 +24,6 @@ from coattn.step.probe import Probe
 from coattn.step.prompt import PromptReader
 from coattn.step.report import Reports
 from coattn.step.running import RunningStep
-from coattn.step.streams import StepStreams
 from coattn.types import LayerShape, Phase, Step
 
 
@@ -51,7 +50,7 @@ class Runtime(Reports):
         fixed: takes at once what the budgets allow, and never moves it; needed for `begin_capture`.
         padding: one block more, so that a step may have padding rows; by default on a GPU only.
         """
-        self.layers, self.ledger, self.probes = layers, ledger, [*composed.probes(), *probes]
+        self.layers, self.ledger, self.probes = layers, ledger, list(probes)
         self.groups: list[LayerGroup] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, LayerGroup] = {}
@@ -62,8 +61,6 @@ class Runtime(Reports):
         self.torn: set[int] = set()
         """Sequences that a step which failed has left with less than their history: their text must be read again.
         Whoever does so takes them out."""
-        self.dropped = 0
-        """Calls of probes that failed, and cost their step nothing."""
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
         planned = make_groups(
@@ -106,7 +103,7 @@ class Runtime(Reports):
         co_step: prompts that a decode step takes along. on_layer_boundary: called between two layers of prompts that
         are read by themselves; may begin a decode step of other sequences, which must be over when it returns.
         """
-        running = RunningStep(step, StepStreams(self._side, self._decodes, eager=True), co_step, on_layer_boundary)
+        running = RunningStep(step, self._side, self._decodes, True, co_step, on_layer_boundary)
         try:
             for group in self.groups:
                 with group.here():
@@ -128,7 +125,7 @@ class Runtime(Reports):
         host: whether anything in DRAM is attended; on a GPU it is handed over by mailbox. Needs no `commit`.
         """
         step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
-        running = RunningStep(step, StepStreams(self._side, self._decodes, eager=False))
+        running = RunningStep(step, self._side, self._decodes, eager=False)
         for group in self.groups:
             table = group.capture(rows, host, self._open_mailboxes)
             running.tables |= dict.fromkeys(group.cache.spec.layers, table)
@@ -156,9 +153,9 @@ class Runtime(Reports):
             out[:n] = self._attend(running, step, layer, q[:n], k[:n], v[:n], scale)
 
         # a decode step waits for memory, a prompt for the cores: on a GPU they run at the same time
-        running.streams.decodes.run(q.device, decode)
+        running.decodes.run(q.device, decode)
         out[n:] = self._attend(running, co_step, layer, q[n:], k[n:], v[n:], scale)
-        running.streams.decodes.join()
+        running.decodes.join()
         return out
 
     def _attend(
@@ -174,23 +171,17 @@ class Runtime(Reports):
         return out
 
     def _notify(self, call: Callable[[Probe], None]) -> None:
-        """Calls every probe. If an optional one fails, that is counted and the step goes on."""
         for probe in self.probes:
-            try:
-                call(probe)
-            except Exception:
-                if not probe.optional:
-                    raise
-                self.dropped += 1
+            call(probe)
 
     def decode(self, running: RunningStep, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One new token per sequence, which sees itself in the cache. Tensors only: no decision hangs on a length."""
         group, call = self._by_layer[layer], self._call(running, layer, q, scale)
-        if running.streams.eager:
+        if running.eager:
             running.save(group.index, (layer,))
         group.cache.append(layer, k, v, running.step)
         started = running.take_prediction(layer)
-        running.streams.catch_up(q.device)
+        running.catch_up(q.device)
         selection = group.select.pick(call) if started is None else started.selection
         states = group.schedule.run(call, selection, started)
         self._notify(lambda probe: probe.selected(group, call, selection, states))
@@ -198,7 +189,7 @@ class Runtime(Reports):
         out = merge_output(states, q)
         if group.audit is not None:
             work = partial(group.audit.note, call, running.tables[layer], selection, states, out)
-            running.streams.side.run(out.device, work)
+            running.side.run(out.device, work)
         return out
 
     def _after_layer(self, running: RunningStep, group: LayerGroup, layer: int, device: torch.device) -> None:
@@ -206,7 +197,7 @@ class Runtime(Reports):
         if group.updates:
             patient = group.maintenance.patient and running.step.tokens > 1 and self._same_place(layer + 1, layer)
             work = partial(group.after_layer, layer, running.tables[layer])
-            running.streams.defer(device, work, until_next_layer=patient)
+            running.defer(device, work, until_next_layer=patient)
 
     def _same_place(self, layer: int, other: int) -> bool:
         """Whether there is such a layer where the other one is."""
@@ -247,7 +238,7 @@ class Runtime(Reports):
 
     def join_side(self, running: RunningStep) -> bool:
         """The last of what a decode step does: whatever runs beside it is waited for. Whether anything did."""
-        forked = running.streams.side.join()
+        forked = running.side.join()
         for audit in self.audits():
             audit.joined()
         return forked
@@ -274,7 +265,7 @@ class Runtime(Reports):
         """The step is over: its tokens are history now."""
         running.committing = True
         if running.step.phase is Phase.DECODE:
-            running.streams.run_deferred()
+            running.run_deferred()
             self.join_side(running)
         for part in reversed(running.parts):
             for group in self.groups:
@@ -287,7 +278,7 @@ class Runtime(Reports):
 
         Blocks that a replayed step has recalled stay: they are valid copies, perhaps of other blocks than before.
         """
-        running.streams.join()
+        running.join()
         for put_back in reversed(running.undo):
             put_back()
         for part in running.parts:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coattn.hf.models import CATALOG, Embedded, resolve
-from coattn.hf.models.catalog import SMOLLM2
+from coattn.hf.models.fetch import SMOLLM2
 
 CONTENT = bytes(range(256)) * 512
 

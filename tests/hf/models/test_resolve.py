@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from coattn.errors import ModelError
 from coattn.hf.converted import cache_dir
 from coattn.hf.models import Embedded, list_models, resolve
-from coattn.hf.models.folder import check_folder
+from coattn.hf.models.resolve import check_folder
 
 
 @pytest.fixture

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.folders import save_tiny
 from tests.cli.run import coattn
+from tests.engine.small import greedy, llm, prompt
 
 from coattn.parts.handover.span import Span
-from coattn.step.trace.chrome import chrome_trace, intervals
-from coattn.step.trace.figure import timeline
+from coattn.step.trace.files import chrome_trace, intervals, timeline
 from coattn.step.trace.step import Crossing, StepTrace, covered, on_host_clock
+from coattn.types import Step
 
 STEP = StepTrace(
     begin=1000,
@@ -97,3 +102,24 @@ def test_the_command_writes_both_files(tmp_path: Path) -> None:
     assert all(0 < step["cpu_busy"] < 1 and step["dram_bytes"] > 0 for step in result["steps"])
     assert json.loads(target.read_text())["traceEvents"]
     assert target.with_suffix(".png").exists()
+
+
+@pytest.mark.parametrize("method", ["cpu", "scout"])
+def test_each_part_reports_once_for_a_trace(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report may copy from the GPU, layer by layer."""
+    asked: Counter[int] = Counter()
+
+    def report(said: Callable[[Step], dict[str, Any]], number: int, step: Step) -> dict[str, Any]:
+        asked[number] += 1
+        return said(step)
+
+    with llm(method) as engine:
+        engine.generate(prompt(40), greedy(4, ignore_eos=True))
+        for group in engine.runner.runtime.groups:
+            for part in group.all():
+                monkeypatch.setattr(part, "report", partial(report, part.report, id(part)))
+        trace = engine.trace()
+        assert trace is not None
+        assert trace.attended_gpu + trace.attended_host > 0
+        monkeypatch.undo()
+    assert set(asked.values()) == {1}

@@ -82,7 +82,12 @@ def _opened(size: Size, composed: Composed) -> Iterator[tuple[Runtime, Ledger]]:
 
 def reading_bytes(runtime: Runtime) -> int:
     """GPU bytes that are there for a prompt while it is read, and for nothing else."""
-    return sum(group.cache.gpu.spare_bytes for group in runtime.groups)
+    total = 0
+    for cache in (group.cache for group in runtime.groups if group.cache.config.gpu == "kept"):
+        spec, memory = cache.spec, cache.gpu.memory
+        stay = spec.seqs * ceil_div(spec.plan.kept_entries or spec.tokens or 1, cache.block) + spec.padding
+        total += max(0, memory.capacity - stay) * (memory.block_bytes + memory.side_bytes)
+    return total
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.layout.base import Layout
 from coattn.cache.observer import Filled
-from coattn.cache.snapshot import Averages, Copied, Snapshot
+from coattn.cache.snapshot import Averages, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.kernels.upload import upload
 from coattn.types import Step, Tier
@@ -95,9 +95,9 @@ class AllBlocks(Layout):
     def take(self, slot: int, tokens: int, averages: Averages) -> Snapshot:
         return Snapshot(self.table.owned.get(slot, [])[: ceil_div(tokens, self.block)])
 
-    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
+    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
         self.table.share(slot, snapshot.ids)
-        return Copied()
+        return 0
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
         return ceil_div(tokens, self.block), {}

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
-from coattn.cache.leftovers import WindowLeftovers
 from coattn.cache.observer import Filled
-from coattn.cache.snapshot import Averages, Copied, Snapshot
+from coattn.cache.snapshot import Averages, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
 from coattn.kernels.append import append, write_rows
@@ -57,8 +56,6 @@ class Layout(ABC):
     """Where every block of a sequence is listed; None where no block is kept for good."""
     unshared: str | None = None
     """Why a block's numbers are not the same for every text that begins like this; None where they are."""
-    leftovers: WindowLeftovers | None = None
-    """What is still in the windows of empty slots."""
 
     def __init__(self, block: int, spec: CacheSpec) -> None:
         self.block, self.spec = block, spec
@@ -96,6 +93,7 @@ class Layout(ABC):
         """Forgets all but the first `keep` of the `length` tokens of a sequence."""
 
     def release(self) -> None:
+        """Gives every byte back to the ledger."""
         self.memory.release()
 
     # where tokens lie
@@ -192,8 +190,8 @@ class Layout(ABC):
         """What a sequence of so many tokens is. Its blocks are still the slot's, and not held yet."""
 
     @abstractmethod
-    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
-        """An empty slot goes on with a sequence; only what its window does not still have is copied there."""
+    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
+        """An empty slot goes on with a sequence -> bytes that its window got."""
 
     @abstractmethod
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
@@ -215,11 +213,6 @@ class Layout(ABC):
     def free_bytes(self) -> dict[Tier, int | None]:
         """Bytes per tier that sequences can still be given of it; None: no limit."""
         return {}
-
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes that are there for a prompt while it is read, and for nothing else."""
-        return 0
 
     def _written(self, step: Step, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Which packed tokens stay in GPU memory, and the block and row of each."""

@@ -28,16 +28,9 @@ class KeptTokens(AllBlocks):
 
     def _most(self, width: int) -> int:
         """One prompt is read while the other sequences have only what stays."""
-        return min(self.spec.seqs * width, self.spec.seqs * self._few(width) + width)
-
-    def _few(self, width: int) -> int:
         kept = self.spec.plan.kept_entries
-        return ceil_div(kept, self.block) if kept else width
-
-    @property
-    def spare_bytes(self) -> int:
-        stay = self.spec.seqs * self._few(ceil_div(self.spec.tokens or 1, self.block)) + self.spec.padding
-        return max(0, self.memory.capacity - stay) * (self.memory.block_bytes + self.memory.side_bytes)
+        stay = ceil_div(kept, self.block) if kept else width
+        return min(self.spec.seqs * width, self.spec.seqs * stay + width)
 
     @property
     def width(self) -> int:  # type: ignore[override]

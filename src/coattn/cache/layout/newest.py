@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from coattn.cache.block_table import BlockGeneration, BlockTable
+from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import runs
 from coattn.cache.host import HostTier
 from coattn.cache.layout.base import DenseHistory
 from coattn.cache.layout.ring import BlockRing
-from coattn.cache.leftovers import WindowLeftovers
 from coattn.cache.observer import Filled
 from coattn.cache.prompt_buffer import PromptKVBuffer
-from coattn.cache.snapshot import Averages, Copied, Snapshot, blank_unused, copy_back, copy_to_host
+from coattn.cache.snapshot import Averages, Snapshot, blank_unused, copy_back, copy_to_host
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
-from coattn.kernels.append import append, read_rows, write_rows
+from coattn.kernels.append import append, read_rows
 from coattn.kernels.flush import flush_values
 from coattn.types import Phase, Step, Tier
 from coattn.units import ceil_div
@@ -41,9 +38,6 @@ class NewestBlocks(BlockRing):
         self.host, self._prompts = host, prompts
         self.table: BlockTable = host.table
         self.unshared = self._unshared()
-        self.leftovers: WindowLeftovers = WindowLeftovers()
-        self._writing: set[int] = set()
-        """Slots of steps that were planned and are not over: their windows are not what their tokens say."""
 
     def min_bytes(self) -> int:
         spec, memory = self.spec, self.host.memory
@@ -64,9 +58,6 @@ class NewestBlocks(BlockRing):
 
     def plan(self, step: Step) -> None:
         self.host.plan(step)
-        for slot in step.slots:
-            self.leftovers.take(slot)
-        self._writing.update(step.slots)
         if step.phase is Phase.DECODE:
             self._end_prompts(step)
         else:
@@ -87,7 +78,6 @@ class NewestBlocks(BlockRing):
             flush_values(memory, self.host.memory.values(layer), block, to)
 
     def commit(self, step: Step) -> None:
-        self._writing.difference_update(step.slots)
         for slot, length in zip(step.slots, step.lengths, strict=True):
             if slot not in step.more and slot in self._prompts.held:
                 self._prompts.finish(slot, self.host.generations(slot, length // self.block))
@@ -97,16 +87,13 @@ class NewestBlocks(BlockRing):
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._prompts.end(slot)
-        if not keep:
-            self.leftovers.leave(slot, {} if slot in self._writing else self._full_window(slot, length))
-            self._writing.discard(slot)
         self._bring_back(slot, length, keep)
         self.table.shrink(slot, keep // self.block)
 
     def history(self, layer: int, slot: int, length: int) -> DenseHistory | None:
         if slot in self._prompts.held:
             return DenseHistory(*self._prompts.read(layer, slot, length))
-        return None if self._prompts.spare_room else DenseHistory(*self._read_all(layer, slot, length))
+        return None if self._prompts.spare_room else DenseHistory(*self._read(layer, slot, 0, length))
 
     def midway(self, slot: int) -> bool:
         return self.host.keys is not None and slot in self._prompts.held
@@ -137,7 +124,6 @@ class NewestBlocks(BlockRing):
 
     def _filling(self, slot: int, first: int, history: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places of the tokens of a block that is not full; the same for every layer of a device."""
-
         positions = torch.arange(first * self.block, history)
         return self.once(("filling", slot, history, device), lambda: self.places_on(device, slot, positions))
 
@@ -148,12 +134,8 @@ class NewestBlocks(BlockRing):
         prompts = self._prompts
         for slot, start in prompts.plan(step, self.host.generations).items():
             length = step.history[step.slots.index(slot)]
-            if prompts.spare_room:
-                for layer, k, v in self._read_from(slot, start, length):
-                    prompts.write(layer, slot, start, k, v)
-                continue
             for layer in self.spec.layers:
-                prompts.write(layer, slot, start, *self._read_all(layer, slot, length))
+                prompts.write(layer, slot, start, *self._read(layer, slot, start, length))
 
     def _end_prompts(self, step: Step) -> None:
         """Prompts that a decode step follows although more was to come: it takes their last token."""
@@ -177,31 +159,23 @@ class NewestBlocks(BlockRing):
         )
         return [Filled(slot, first, self.table.owned[slot][first:last], keys, values)]
 
-    def _read_all(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """k, v of all tokens of a sequence: its sinks, what lies in DRAM, its window."""
-        device, first = self.spec.layers[layer].device, self.first(length)
-        cut = min(length, self.sinks * self.block)
-        here = torch.cat([torch.arange(cut), torch.arange(min(length, first * self.block), length)])
-        middle = self.host.read(layer, slot, range(self.sinks, first))
-        own = read_rows(self.memory[layer], *self.places_on(device, slot, here))
-        k, v = (torch.cat([near[:cut], far, near[cut:]]) for near, far in zip(own, middle, strict=True))
-        return k, v
+    def _read(self, layer: int, slot: int, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """k, v of the tokens from `start`, where a block begins, to `length`: out of the sinks, out of DRAM, out of the
+        window. On their way when this returns."""
+        block, device = self.block, self.spec.layers[layer].device
+        cut = max(start, min(length, self.sinks * block))
+        far = range(max(start // block, self.sinks), self.first(length))
 
-    def _read_from(self, slot: int, start: int, length: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """By layer: k, v of the tokens from `start`, where a block begins, to `length`: those in the window from
-        there, full blocks before it out of DRAM, on their way when this returns."""
-        block = self.block
-        first = min(length // block, max(start // block, self.first(length)))
-        places: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        for layer, shape in self.spec.layers.items():
-            if shape.device not in places:
-                positions = torch.arange(max(start, first * block), length)
-                places[shape.device] = self.places_on(shape.device, slot, positions)
-            k, v = read_rows(self.memory[layer], *places[shape.device])
-            if first > start // block:
-                there = self.host.read(layer, slot, range(start // block, first))
-                k, v = (torch.cat(pair) for pair in zip(there, (k, v), strict=True))
-            yield layer, k, v
+        def places() -> tuple[Tensor, Tensor]:
+            newest = torch.arange(max(cut, min(length, far.stop * block)), length)
+            return self.places_on(device, slot, torch.cat([torch.arange(start, cut), newest]))
+
+        near = read_rows(self.memory[layer], *self.once(("read", slot, start, length, device), places))
+        if not far:
+            return near
+        there = self.host.read(layer, slot, far)
+        k, v = (torch.cat([x[: cut - start], y, x[cut - start :]]) for x, y in zip(near, there, strict=True))
+        return k, v
 
     # a sequence outside its slot
 
@@ -224,19 +198,15 @@ class NewestBlocks(BlockRing):
                 snapshot.tensors[f"averages.{layer}"] = blank_unused(x[..., None], tokens, self.block)[..., 0]
         return snapshot
 
-    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
+    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
         self.table.share(slot, snapshot.ids)
         copied, window = self._copied(tokens), self.newest(tokens)
-        left, there = self.leftovers.take(slot), self._full_window(slot, tokens)
-        valid = {gpu_id for gpu_id, generation in there.items() if left.get(gpu_id) == generation}
-        again = [b for b in window if b not in set(copied) and self.block_id(slot, b) not in valid]
         for name, memory, blocks in (("window", self.memory, copied), ("averages", averages, window)):
             tensors = {layer: snapshot.tensors.get(f"{name}.{layer}") for layer in self.spec.layers}
             own = {layer: x for layer, x in tensors.items() if x is not None and blocks}
             copy_back(memory, self._ids(slot, blocks), own)
-        near = self._refill(slot, tokens, [again[start:end] for start, end in runs(again)])
-        unit = self.memory.block_bytes
-        return Copied(near * unit, (len(copied) + len(again) - near) * unit)
+        self._refill(slot, tokens, [b for b in window if b not in set(copied)])
+        return len(window) * self.memory.block_bytes
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
         wanted: dict[str, list[int]] = {}
@@ -262,44 +232,31 @@ class NewestBlocks(BlockRing):
     def _ids(self, slot: int, blocks: list[int]) -> Tensor:
         return torch.tensor([self.block_id(slot, b) for b in blocks], dtype=torch.long)
 
-    def _full_window(self, slot: int, length: int) -> dict[int, BlockGeneration]:
-        """Of a sequence of so many tokens: the full blocks in its window, by their places in GPU memory."""
-        full = length // self.block
-        generations = self.host.generations(slot, full)
-        if len(generations) < full:
-            return {}
-        newest = [*range(min(self.sinks, full)), *range(max(self.sinks, self.first(length)), full)]
-        return {self.block_id(slot, b): generations[b] for b in newest}
-
-    def _refill(self, slot: int, tokens: int, stretches: list[list[int]]) -> int:
-        """Blocks of the window as DRAM has them, from spare GPU memory where pages are cached -> how many are."""
+    def _refill(self, slot: int, tokens: int, blocks: list[int]) -> None:
+        """Blocks of the window as DRAM has them, out of spare GPU memory where pages are cached. tokens: of the
+        sequence, whose full blocks are all in DRAM."""
         prompts, block = self._prompts, self.block
         known, cached = prompts.cached(self.host.generations(slot, tokens // block))
-        near = 0
-        for blocks in stretches:
-            start, end = blocks[0] * block, (blocks[-1] + 1) * block
-            ids = [self.block_id(slot, b) for b in blocks]
-            near += len(blocks) if end <= known else 0
+        for first, last in runs(blocks):
+            start, end = blocks[first] * block, (blocks[last - 1] + 1) * block
+            ids = [self.block_id(slot, b) for b in blocks[first:last]]
             for layer in self.spec.layers:
                 if end <= known:
                     both = prompts.gather(cached, layer, start, end)
                 else:
-                    both = self.host.read(layer, slot, range(blocks[0], blocks[-1] + 1))
+                    both = self.host.read(layer, slot, range(start // block, end // block))
                 for i, rows in enumerate(both):
                     whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
-                    for first, last in runs(ids):
-                        self.memory[layer][ids[first] : ids[last - 1] + 1, :, i] = whole[first:last]
-        return near
+                    for here, after in runs(ids):
+                        self.memory[layer][ids[here] : ids[after - 1] + 1, :, i] = whole[here:after]
 
     def _bring_back(self, slot: int, length: int, keep: int) -> None:
-        """Blocks that had left the window and are among the newest again come back from DRAM."""
+        """Blocks that had left the window and are among the newest again come back."""
         block = self.block
         last = min(ceil_div(keep, block), ceil_div(length, block) - self.ring)
-        wanted = range(max(self.sinks, ceil_div(keep, block) - self.ring), last)
-        for layer, shape in self.spec.layers.items() if wanted else ():
-            positions = torch.arange(wanted.start * block, wanted.stop * block)
-            places = self.places_on(shape.device, slot, positions)
-            write_rows.reference(self.memory[layer], *places, *self.host.read(layer, slot, wanted))
+        wanted = list(range(max(self.sinks, ceil_div(keep, block) - self.ring), last))
+        if wanted:
+            self._refill(slot, length, wanted)
 
     # bytes
 

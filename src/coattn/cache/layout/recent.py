@@ -12,7 +12,7 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.layout.base import DEFAULT_WINDOW_TOKENS, DenseHistory, Layout
 from coattn.cache.observer import Filled
 from coattn.cache.sinks import TurnedSinks
-from coattn.cache.snapshot import Averages, Copied, Snapshot
+from coattn.cache.snapshot import Averages, Snapshot
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import TableMemory
 from coattn.kernels.append import read_rows, write_rows
@@ -164,7 +164,7 @@ class RecentTokens(Layout):
             found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
         return Snapshot(tensors=found)
 
-    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> Copied:
+    def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
         found = snapshot.tensors
         self._count[slot] = int(found["count"])
         stored = self.stored(slot)
@@ -172,7 +172,7 @@ class RecentTokens(Layout):
             k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
             write_rows.reference(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
             self._turned.keep(layer, slot, torch.arange(len(k)), k)
-        return Copied(0, sum(x.nbytes for x in found.values()))
+        return sum(x.nbytes for x in found.values())
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
         found, count = {"count": [1]}, min(entries, self.size)

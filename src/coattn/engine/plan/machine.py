@@ -15,7 +15,7 @@ COMFORTABLE = 8 << 30
 
 
 def examine() -> dict[str, Any]:
-    """Facts (`machine`), choices with reasons (`uses`) and `hints`. Takes no memory; times one product."""
+    """Facts (`machine`), choices with reasons (`uses`) and `hints`. Takes no memory."""
     import torch
 
     from coattn.hf.cpu_dtypes import is_slow
@@ -77,15 +77,12 @@ def _tiers(gpus: list[Any]) -> dict[str, str]:
 def _dtype(gpus: list[Any]) -> dict[str, str]:
     import torch
 
-    from coattn.hf.cpu_dtypes import product_gflops
     from coattn.hf.load import choose_dtype
 
     choice = choose_dtype("auto", torch.device("cuda" if gpus else "cpu"))
-    if gpus:
-        reason = "the fastest on a GPU"
-    else:
-        rates = {str(d).removeprefix("torch."): f"{rate:,.3g}" for d, rate in product_gflops().items()}
-        reason = "measured now, GFLOP/s of products: " + ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    reason = "the fastest on a GPU"
+    if not gpus:
+        reason = "AMX is used" if choice is torch.bfloat16 else "without AMX, bfloat16 is no faster on a CPU"
     return _use("numbers", str(choice).removeprefix("torch."), reason)
 
 

@@ -17,8 +17,7 @@ from coattn.kernels.upload import upload
 from coattn.parts.handover.span import Span
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
-from coattn.step.trace.account import step_trace
-from coattn.step.trace.step import StepTrace, Timing
+from coattn.step.trace.step import StepTrace, Timing, step_trace
 from coattn.types import Phase, Step, Tier
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.cache.block_table import BlockTable
 from coattn.cache.snapshot import Snapshot, blank_unused
 from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.errors import InputError
@@ -112,42 +111,18 @@ class Hit:
     parked: ParkedSequence | None = None
     nodes: Sequence[PrefixNode] = ()
 
-    def newest(self, table: int, count: int) -> list[int]:
-        """The last blocks in a table, at most so many."""
-        if self.parked is not None:
-            return self.parked.groups[table].ids[-count:]
-        return [node.blocks[table] for node in self.nodes[-count:]]
-
 
 class SlotAssignment:
     """Between steps, on the engine's thread."""
 
-    def __init__(self, runtime: Runtime, tables: Sequence[BlockTable], counts: Counter[str]) -> None:
-        """counts: gets the bytes that are copied, and of them those that come out of DRAM."""
-        self.runtime, self._tables, self._counts = runtime, tables, counts
-        windows = (
-            (i, group.cache.gpu.width, group.cache.gpu.leftovers)
-            for i, group in enumerate(runtime.groups)
-            if group.cache.gpu.leftovers is not None and len(tables) == len(runtime.groups)
-        )
-        self._window = next(windows, None)
-        """Of a group of layers that has a window: its number, the window's blocks, and what is left in windows."""
-
-    def choose(self, hit: Hit, free: Sequence[int]) -> int:
-        """The free slot in whose window most of what is stored still is; else the one that was left first."""
-        if self._window is None or len(free) == 1:
-            return min(free)
-        number, width, leftovers = self._window
-        ids = hit.newest(number, width)
-        slot = leftovers.find(self._tables[number].generations_of(ids), free) if ids else None
-        return leftovers.oldest(free) if slot is None else slot
+    def __init__(self, runtime: Runtime, counts: Counter[str]) -> None:
+        """counts: gets the bytes that are copied."""
+        self.runtime, self._counts = runtime, counts
 
     def fill(self, slot: int, tokens: int, kept: Sequence[Snapshot], step: Step | None) -> None:
         """step: what the sequence looks like to maintenance; None: `announce` follows."""
         for group, own in zip(self.runtime.groups, kept, strict=True):
-            copied = group.cache.gpu.put(slot, tokens, own, averages_of(group))
-            self._counts["copied_bytes"] += sum(copied)
-            self._counts["fetched_bytes"] += copied.far
+            self._counts["copied_bytes"] += group.cache.gpu.put(slot, tokens, own, averages_of(group))
         if step is not None:
             self.announce(slot, tokens, step)
 

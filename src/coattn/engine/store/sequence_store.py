@@ -47,7 +47,7 @@ class SequenceStore:
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self.slots = SlotAssignment(runtime, self.tables, self.counts)
+        self.slots = SlotAssignment(runtime, self.counts)
         self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self.slots, model, shares, self.counts)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
@@ -185,7 +185,6 @@ class SequenceStore:
             "sessions_stored": sum(kind == "session" for kind, _ in self.parked),
             "sequences_moved": self.parked.moved,
             "copied_bytes": self.counts["copied_bytes"],
-            "fetched_bytes": self.counts["fetched_bytes"],
             "not_shared": self.sharing.blocker,
             "disk": None if self.disk is None else self.disk.describe(),
         }

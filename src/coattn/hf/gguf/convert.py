@@ -16,8 +16,7 @@ from coattn.errors import ModelError
 from coattn.hf.converted import Progress, convert_once, silent, stage
 from coattn.hf.gguf.header import GgufFile, read_header
 from coattn.hf.gguf.tokenizer import read_tokenizer
-from coattn.hf.quiet import quiet
-from coattn.hf.refusals import one_line
+from coattn.hf.refusals import one_line, quiet
 
 untyped: Any = transformers  # parts of it carry no annotations
 

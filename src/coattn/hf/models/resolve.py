@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from coattn.errors import ModelError
 from coattn.hf.converted import Progress, silent
-from coattn.hf.models.catalog import CATALOG
-from coattn.hf.models.fetch import get_model
-from coattn.hf.models.folder import check_folder
+from coattn.hf.models.fetch import CATALOG, get_model
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 KNOWN = "Give the name of a model of coattn ({}), a local folder, a GGUF file or a hub name (owner/model)."
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+LAYOUT = "A model folder holds config.json, model.safetensors (or shards with an index) and a tokenizer."
+AGAIN = "Copy or download the file again."
 
 
 def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
@@ -50,3 +56,59 @@ def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
 def is_gguf(path: Path) -> bool:
     """Whether a path names a GGUF file, rather than a folder that is called so."""
     return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
+def check_folder(folder: Path) -> None:
+    """Raise unless `folder` holds a readable config, whole safetensors and a tokenizer.
+
+    Reads the config and the headers of the weights, not the weights: milliseconds.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is a file, not a model folder.", LAYOUT)
+    try:
+        names = {path.name for path in folder.iterdir()}
+        if "config.json" not in names:
+            raise ModelError(f"The folder {folder} has no config.json, so it is not a model.", LAYOUT)
+        if not isinstance(_read_object(folder / "config.json").get("model_type"), str):
+            raise ModelError(f"{folder / 'config.json'} does not name a model_type.", LAYOUT)
+        for shard in _shards(folder, names):
+            with shard.open("rb"), safe_open(shard, "pt"):  # reads the header and compares it with the file's size
+                pass
+    except OSError as error:
+        raise ModelError(
+            f"The model folder {folder} cannot be read: {error.strerror or error}.",
+            "Check its permissions, and those of the files in it.",
+        ) from error
+    except SafetensorError as error:
+        raise ModelError(f"{shard} is truncated or not a safetensors file: {error}.", AGAIN) from None
+    if not names.intersection(TOKENIZERS):
+        raise ModelError(f"The model folder {folder} has no tokenizer.", LAYOUT)
+
+
+def _shards(folder: Path, names: set[str]) -> list[Path]:
+    if WEIGHTS in names:
+        return [folder / WEIGHTS]
+    if INDEX in names:
+        weight_map = _read_object(folder / INDEX).get("weight_map")
+        shards = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
+        missing = [shard for shard in shards if shard not in names]
+        if not shards or missing:
+            what = f"lacks {', '.join(missing)}" if missing else f"has an {INDEX} that names no weights"
+            raise ModelError(f"The model folder {folder} {what}.", "Copy or download the missing files again.")
+        return [folder / shard for shard in shards]
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        raise ModelError(
+            f"The model folder {folder} holds pickled weights only, which coattn does not open.",
+            "Save it as safetensors (`model.save_pretrained`) where you trust it, and use that folder.",
+        )
+    raise ModelError(f"The model folder {folder} has no weights in safetensors.", LAYOUT)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ModelError(f"{path} is not valid JSON.", AGAIN) from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is not a JSON object.", AGAIN)
+    return data

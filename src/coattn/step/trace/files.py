@@ -1,12 +1,20 @@
-"""A step as a Chrome trace: open it in `chrome://tracing` or in Perfetto."""
+"""A step as files: a Chrome trace, which `chrome://tracing` and Perfetto open, and a picture."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
 
 from coattn.step.trace.step import StepTrace
 
 TRACKS = ("step", "GPU", "CPU workers", "PCIe")
+ROWS = ("GPU", "PCIe", "CPU workers")
+COLOURS = {"GPU": "#4477aa", "PCIe": "#aa3377", "CPU workers": "#228833"}
 
 
 def chrome_trace(steps: list[StepTrace]) -> dict[str, Any]:
@@ -43,3 +51,23 @@ def intervals(step: StepTrace) -> list[tuple[str, str, int, int]]:
         ]
     found += [("PCIe", f"blocks of {each.name}", each.begin, each.end) for each in step.crossings]
     return found
+
+
+def timeline(step: StepTrace, title: str, path: Path) -> None:
+    """Writes who worked when: one row each for GPU, PCIe and CPU; gaps are waiting."""
+    figure, axes = pyplot.subplots(figsize=(11, 2.8), layout="constrained")
+    for y, track in enumerate(ROWS):
+        bars = [
+            ((start - step.begin) / 1e6, max(0, end - start) / 1e6)
+            for own, _, start, end in intervals(step)
+            if own == track
+        ]
+        axes.broken_barh(bars, (y - 0.35, 0.7), facecolors=COLOURS[track], edgecolors="white", linewidth=0.2)
+    axes.set_yticks(range(len(ROWS)), ROWS)
+    axes.invert_yaxis()
+    axes.set_xlim(0, (step.end - step.begin) / 1e6)
+    axes.set_xlabel("ms")
+    waits = f"GPU waits {step.gpu_idle:.0%} (for the CPU {step.cpu_wait:.0%}, for PCIe {step.pcie_wait:.0%})"
+    axes.set_title(f"{title}\n{step.seconds * 1e3:.2f} ms, {waits}, CPU busy {step.cpu_busy:.0%}", fontsize=10)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
