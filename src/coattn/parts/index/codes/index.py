@@ -39,7 +39,7 @@ class Codes(BookedIndex):
     """
 
     name = "codes"
-    needs = frozenset({"host"})
+    needs = frozenset({"host_values"})
     provides = frozenset({"codes"})
     resumes = True
     beside = True
