@@ -39,11 +39,6 @@ def test_parameters_can_be_the_reason() -> None:
     assert reason("hcattention", block=12) == "cache 'values': block is 12, which is no power of two"
 
 
-def test_other_parts_can_be_the_reason() -> None:
-    row = replace(METHODS["hcattention"], cache="tiered")
-    assert reason(row) == "select 'pq_top_p': what is selected is scored again on the host"
-
-
 def test_a_machine_without_a_gpu_says_so() -> None:
     assert reason("full", device="cpu") == "the model is not on a GPU"
     with coattn.LLM((random_model("tiny", torch.device("cpu"), torch.float32), None), "full", max_length=64) as llm:

@@ -194,8 +194,6 @@ class RowWork:
     count: Tensor
     weights: Tensor
     lse: Tensor
-    rescored: bool = False
-    """Whether the weights are to be computed again from the entries' own keys, which then lie beside the values."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -22,16 +21,14 @@ SCALE, BLOCK, KV, GROUP, D = 0.5, 8, 2, 3, 16
 class World:
     """A runtime of one layer with two sequences; every key and value it was given is kept."""
 
-    def __init__(self, lengths: tuple[int, int] = (90, 37), rescored: bool = False, **params: Any) -> None:
-        """rescored: keys lie in DRAM too, and what is selected is scored again by them."""
+    def __init__(self, lengths: tuple[int, int] = (90, 37), **params: Any) -> None:
         self.draws = torch.Generator().manual_seed(1)
         self.shape = LayerShape(
             KV * GROUP, KV, D, torch.float32, torch.device("cpu"), softcap=params.pop("softcap", None)
         )
         self.ledger = Ledger()
         given = {"block": BLOCK, "window_blocks": 1, "centroids": 64, "union": False, "tail": "none", **params}
-        row = replace(METHODS["hcattention"], cache="tiered") if rescored else METHODS["hcattention"]
-        self.runtime = Runtime([self.shape], compose(row, **given), self.ledger, 2, None)
+        self.runtime = Runtime([self.shape], compose(METHODS["hcattention"], **given), self.ledger, 2, None)
         self.group = self.runtime.groups[0]
         self.k, self.v = ([torch.empty(0, KV, D)] * 2 for _ in "kv")
         self.lengths = (0, 0)
@@ -79,11 +76,10 @@ class World:
         return min(self.far(seq), self.group.cache.gpu.sinks * BLOCK)
 
 
-def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, exact: bool) -> Tensor:
+def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None) -> Tensor:
     """One sequence's output `[q_heads, d]`, written out head by head."""
     far, first, out = world.far(seq), world.first(seq), []
     scores = world.weights(seq, q)
-    true = torch.einsum("hd,nhd->hn", q.double(), world.k[seq].double().repeat_interleave(GROUP, 1)) * SCALE
     for head in range(KV * GROUP):
         weights = scores[head].softmax(0)
         order = first + weights[first:far].argsort(descending=True)
@@ -94,24 +90,20 @@ def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, exa
             kept.append(i)
             mass += float(weights[i])
         attended = torch.tensor([*range(first), *kept, *range(far, len(weights))])
-        final = scores[head].clone()
-        if exact:
-            final[attended] = true[head, attended]
-        chosen = final[attended].softmax(0)
+        chosen = scores[head][attended].softmax(0)
         out.append(chosen @ world.v[seq][attended, head // GROUP].double())
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("rescored", [False, True])
 @pytest.mark.parametrize(
     ("groups", "tau", "cap"), [(8, 0.8, None), (4, 0.6, None), (0, 0.7, None), (8, 1, 5), (8, 1, None)]
 )
-def test_equals_the_method_written_out(groups: int, tau: float, cap: int | None, rescored: bool) -> None:
-    world = World(groups=groups, tau=tau, cap=cap, rescored=rescored)
+def test_equals_the_method_written_out(groups: int, tau: float, cap: int | None) -> None:
+    world = World(groups=groups, tau=tau, cap=cap)
     for _ in range(20):
         q, out, _ = world.step((1, 1))
         for seq in range(2):
-            wanted = expected(world, seq, q[seq], tau, cap, rescored)
+            wanted = expected(world, seq, q[seq], tau, cap)
             torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
 
 
@@ -122,7 +114,7 @@ def test_first_blocks_can_stay_as_they_are(sinks: int) -> None:
         q, out, _ = world.step(new)
         if new == (1, 1):
             for seq in range(2):
-                wanted = expected(world, seq, q[seq], 0.7, None, False)
+                wanted = expected(world, seq, q[seq], 0.7, None)
                 torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
 
 
@@ -195,9 +187,8 @@ def test_each_query_head_has_its_mass_and_not_an_entry_more() -> None:
 
 
 @pytest.mark.parametrize("tail", ["none", "mean"])
-@pytest.mark.parametrize("rescored", [True, False])
-def test_heads_of_a_group_attend_to_what_any_of_them_keeps(rescored: bool, tail: str) -> None:
-    given = {"groups": 8, "tau": 0.6, "rescored": rescored, "tail": tail}
+def test_heads_of_a_group_attend_to_what_any_of_them_keeps(tail: str) -> None:
+    given: dict[str, Any] = {"groups": 8, "tau": 0.6, "tail": tail}
     world, apart = World(**given, union=True), World(**given)
     (q, out, picked), (_, _, alone) = world.step((1, 1)), apart.step((1, 1))
     assert picked is not None
@@ -207,8 +198,6 @@ def test_heads_of_a_group_attend_to_what_any_of_them_keeps(rescored: bool, tail:
     assert torch.equal(picked.rows.index, alone.rows.index), "no value more is read"
     for seq in range(2):
         coded, far = world.weights(seq, q[seq]), world.far(seq)
-        keys = world.k[seq].double().repeat_interleave(GROUP, 1)
-        exact = torch.einsum("hd,nhd->hn", q[seq].double(), keys) * SCALE
         values = world.v[seq].double()
         for head in range(KV * GROUP):
             count = int(picked.rows.count[seq, head // GROUP])
@@ -216,8 +205,6 @@ def test_heads_of_a_group_attend_to_what_any_of_them_keeps(rescored: bool, tail:
             scores = coded[head].clone()
             left = torch.ones(far, dtype=torch.bool)
             left[at] = False
-            if rescored:
-                scores[at] = exact[head, at]
             if tail == "none":
                 scores[:far][left] = -torch.inf
             weights = scores.softmax(0)
@@ -278,11 +265,9 @@ def test_appended_turns_see_the_decoded_history() -> None:
     world.step((1, 1))
 
 
-@pytest.mark.parametrize(
-    ("rescored", "sinks"), [(False, {}), (True, {}), (False, {"sink_blocks": 1}), (False, {"sink_blocks": 6})]
-)
-def test_tokens_can_be_taken_back(rescored: bool, sinks: dict[str, int]) -> None:
-    world = World(groups=0, tau=1, rescored=rescored, window_blocks=2, **sinks)
+@pytest.mark.parametrize("sinks", [0, 1, 6])
+def test_tokens_can_be_taken_back(sinks: int) -> None:
+    world = World(groups=0, tau=1, window_blocks=2, sink_blocks=sinks)
     for _ in range(30):
         world.step((1, 1))
     world.runtime.truncate(0, world.lengths[0], 41)

@@ -95,12 +95,6 @@ def test_packed_codes_take_what_they_say() -> None:
         assert world.group.cache.gpu.bytes_for(BLOCK)["gpu"] == BLOCK * KV * size
 
 
-def test_keys_in_dram_are_counted() -> None:
-    without, kept = World(groups=4), World(groups=4, rescored=True)
-    assert kept.ledger.held["host"] == 2 * without.ledger.held["host"] > 0
-    assert kept.ledger.held["gpu"] == without.ledger.held["gpu"]
-
-
 def test_a_prompt_makes_its_own_codebook_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     world = World(groups=4)
     assert "No codebook was given" in caplog.text

@@ -108,7 +108,7 @@ def test_rows_of_the_table_are_what_they_say(name: str) -> None:
         (Method("d", "values", "pq_top_p", "pull", index="codes"), "as weighted rows in DRAM, which executor 'pull'"),
         (Method("e", "tiered", "maw_threshold", "cpu"), "maintenance that lists the entries that stay"),
         (Method("f", "gpu", "digest_top", index="digests", maintenance="recall"), "a cache with a DRAM tier"),
-        (Method("g", "recent", "oracle"), "keeps keys and values of every token"),
+        (Method("g", "recent", "oracle"), "keeps every token in GPU memory"),
         (Method("h", "tiered", "everything", "cpu", maintenance="entries", index="averages"), "which entries stay"),
     ],
 )

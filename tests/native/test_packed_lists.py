@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn import native
 from coattn.kernels.quantise.blocks import Layout, pack_blocks, unpack_blocks
+from coattn.native.core import extension
 
 LISTS, WIDTH, BLOCKS = 5, 40, 800
 FORESEE = 8
@@ -158,10 +159,13 @@ class World:
             clear = unpack_blocks(source, self.block, self.d, torch.float32).transpose(0, 1).flatten(1, 2)[:, :n]
             self.expect(i, clear)
             self.entries[i] += [(-1, 0.0)] * n
-        used = counts > 0
-        rows_of = torch.tensor(numbers, dtype=torch.int32)
-        which = torch.arange(LISTS)[used]
-        native.put_rows(self.lists, which, counts[used], torch.tensor(where, dtype=torch.int64), rows_of)
+        which, first = torch.arange(LISTS), torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        source, rows_of = torch.tensor(where, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int32)
+        job = extension.PutRowsJob()
+        self.lists.fill(job)
+        job.count, job.list, job.first = LISTS, which.data_ptr(), first.data_ptr()
+        job.source, job.row = source.data_ptr(), rows_of.data_ptr()
+        extension.put_rows(job)
         self.lists.stored.add_(counts)
 
     def expect(self, i: int, rows: Tensor) -> bool:
@@ -322,5 +326,3 @@ def test_refusals() -> None:
     call = native.plan_keep_rows(world.lists, torch.arange(LISTS), one.to(torch.uint8), one, where, first, ids, ids)
     with pytest.raises(native.NativeError, match="is full"):
         call.run()
-    with pytest.raises(native.NativeError, match="entries are not"):
-        native.put_rows(world.lists, torch.arange(1), torch.tensor([2]), where[:1], first[:1])

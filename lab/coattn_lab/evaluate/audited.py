@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from coattn.auto.audit.measure import Case, measure
-from coattn.auto.audit.ratios import Ratios, ratio
 from coattn.auto.audit.tally import Tally
 from coattn.errors import InputError
 from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import Progress, force
 from coattn.types import Phase, Selection, Step
+from coattn_lab.evaluate.ratios import Ratios, ratio
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,7 +13,9 @@ from lab.tests.run import coattn_lab
 
 from coattn.cache.layout.kept import KeptTokens
 from coattn.hf.random_model import random_model
+from coattn.kernels.prompt.mask import Mask, Shape
 from coattn_lab.bench.decode import Bench, Case, Row, simulated
+from coattn_lab.bench.prefill import pairs
 from coattn_lab.bench.scout import driven
 
 TINY = ("--shapes", "tiny", "--device", "cpu")
@@ -75,6 +77,18 @@ def test_prefill_rows_say_how_close_they_are() -> None:
         assert row["kl"] < 1e-10
         assert row["gpu_kv_peak"] <= 400 << 10
         assert row["host_kv_peak"] > 0
+
+
+def test_pairs_of_a_query_and_a_key_are_counted() -> None:
+    for mask in (Mask(), Mask(False), Mask(window=50), Mask(window=50, sinks=7), Mask(window=500, sinks=2)):
+        for tokens, keys in ((9, 9), (9, 40), (60, 200), (150, 200)):
+            position, key = torch.arange(keys - tokens, keys)[:, None], torch.arange(keys)
+            seen = (key <= position) | (not mask.causal)
+            if mask.over(keys).window is not None:
+                seen = seen & ((key > position - (mask.window or 0)) | (key < mask.sinks))
+            found = pairs(Shape(torch.device("cpu"), torch.float32, 1, 1, 1, tokens, keys, mask.over(keys)))
+            # sinks inside the window are counted once more at most
+            assert int(seen.sum()) <= found <= int(seen.sum()) + tokens * mask.sinks
 
 
 @pytest.mark.parametrize(

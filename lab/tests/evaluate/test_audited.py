@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.tools.evaluate.forced import force
 from coattn_lab.evaluate.audited import Exhaustive, held_back, redraw, run
+from coattn_lab.evaluate.ratios import Ratios
 
 PARAMS: dict[str, Any] = {"block": 8, "window_blocks": 2}
 
@@ -77,3 +79,22 @@ def test_intervals_of_cases_that_are_all_alike_hold_the_truth() -> None:
     found = held_back(cases)
     assert 0.92 < found["mass_ratio_covered"] < 0.98
     assert found["mass_ratio_95"] == pytest.approx([0.525, 1.475], abs=0.05)
+
+
+def test_ratios_foretell_95_percent_of_a_text_that_is_a_little_different_too() -> None:
+    ratios, draws = Ratios(), random.Random(2)
+    for _ in range(3000):
+        ratios.add(draws.lognormvariate(0, 1) * 0.01, 0.01)
+    low, high = ratios.interval() or (0, 0)
+    assert low < 1 < high
+    others = [draws.lognormvariate(0.1, 1.1) for _ in range(4000)]
+    assert 0.95 < sum(low <= x <= high for x in others) / 4000 < 0.975
+
+
+def test_ratios_say_nothing_before_the_outermost_are_known() -> None:
+    ratios = Ratios()
+    for i in range(78):
+        ratios.add(0.01 * (i + 1), 0.01)
+    assert ratios.interval() is None
+    ratios.add(0.79, 0.01)
+    assert ratios.interval() == (1, 79)

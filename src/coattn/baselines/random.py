@@ -11,7 +11,7 @@ from coattn.part import check_count
 from coattn.parts.call import AttentionCall
 from coattn.parts.method import Method
 from coattn.parts.select.top_tokens import TopTokens
-from coattn.types import BlockList, Tier
+from coattn.types import BlockList
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Random(TopTokens):
         check_count("seed", self.seed, 0)
         self._draws = torch.Generator().manual_seed(self.seed)
 
-    def scores(self, call: AttentionCall, tier: Tier, listed: BlockList) -> Tensor:
+    def scores(self, call: AttentionCall, listed: BlockList) -> Tensor:
         size = (len(call.q), call.shape.kv_heads, listed.table.shape[-1])
         return torch.rand(size, generator=self._draws).to(call.q.device)
 

@@ -44,7 +44,7 @@ class OnGpu(CacheConfig):
 
     name = "gpu"
     gpu = "all"
-    provides = frozenset({"gpu", "all_tokens", "whole_kv"})
+    provides = frozenset({"gpu", "all_on_gpu", "all_tokens", "whole_kv"})
     help_text = {"block": BLOCK}
 
 
@@ -132,7 +132,7 @@ class Values(Tiered):
     name = "values"
     host = "v"
     forms = VALUE_FORMS
-    provides = frozenset({"gpu", "host", "all_tokens"})
+    provides = frozenset({"gpu", "host", "host_values", "all_tokens"})
     needs = frozenset({"codes", "weighs"})
     help_text = {
         "block": BLOCK,

@@ -59,7 +59,6 @@ def show(options: dict[str, Any], report: dict[str, Any], line: str, method: str
 @count_option("--groups", None, "Groups of channels of a key.  [default: half the head size]")
 @count_option("--centroids", 8192, "Centroids of a codebook.", 2, 1 << 15)
 @click.option("--plain", is_flag=True, help="Code keys unchanged, as in the paper, instead of in a basis of their own.")
-@click.option("--separate", is_flag=True, help="Make a codebook for each group instead of one for all.")
 @count_option("--length", 8192, "Longest piece in tokens.")
 def hcattention(**options: Any) -> None:
     """Make codebooks for product-quantised keys (HCAttention, section 3.1).
@@ -71,8 +70,7 @@ def hcattention(**options: Any) -> None:
     from coattn.tools.calibrate.codebooks import write_codebook
 
     chosen = {name: options[name] for name in ("groups", "centroids", "samples", "length", "seed")}
-    turned, shared = not options["plain"], not options["separate"]
-    made = run(options, write_codebook, shared=shared, turned=turned, **chosen)
+    made = run(options, write_codebook, turned=not options["plain"], **chosen)
     errors = made["relative_error"]
     line = (
         f"{len(errors)} layers, {made['groups']} groups, {made['centroids']:,} centroids, "

@@ -21,5 +21,5 @@ from coattn.native.machine import (
     threads,
     worker_cpus,
 )
-from coattn.native.rows import Kept, Lists, Pace, fill_rows, plan_keep_rows, put_rows
+from coattn.native.rows import Kept, Lists, Pace, fill_rows, plan_keep_rows
 from coattn.native.weighted_sum import plan_weighted_sum

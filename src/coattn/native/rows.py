@@ -39,26 +39,6 @@ class Lists:
         job.base, job.block, job.head_size, job.row_bytes = self.base, self.block, self.head_size, self.row_bytes
 
 
-def put_rows(lists: Lists, which: Tensor, counts: Tensor, source: Tensor, rows: Tensor) -> None:
-    """Writes entries to the ends of lists, which nobody may read meanwhile, all threads together.
-
-    which: `[n]` int64 lists, none twice; counts: `[n]` int64, entries of each. source: `[entries]` int64 addresses of
-    blocks like those of the lists; rows: `[entries]` int32, which of their rows. The table names the new blocks
-    already; `stored` is as before, and stays so. In int8 every row keeps its numbers within half a step of its block.
-    """
-    job = extension.PutRowsJob()
-    lists.fill(job)
-    check_tensor("which", which, [None], torch.int64)
-    check_tensor("counts", counts, [len(which)], torch.int64)
-    check_tensor("source", source, [None], torch.int64)
-    check_tensor("rows", rows, list(source.shape), torch.int32)
-    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    check(int(first[-1]) == len(source), f"{len(source)} entries are not {int(first[-1])}.", "Count them again.")
-    job.count, job.list, job.first = len(which), which.data_ptr(), first.data_ptr()
-    job.source, job.row = source.data_ptr(), rows.data_ptr()
-    extension.put_rows(job)
-
-
 @dataclass(frozen=True)
 class Pace:
     """How somebody works beside others: so many entries at a time, whole blocks, then a rest.

@@ -135,8 +135,10 @@ METHODS = (
 
 NEEDS = {
     "host": "a cache with a DRAM tier",
+    "host_values": "a cache with values alone in DRAM",
     "whole_kv": "a cache that keeps keys and values of every token",
     "all_tokens": "a cache that keeps every token",
+    "all_on_gpu": "a cache that keeps every token in GPU memory",
     "averages": "an index of moving averages",
     "codes": "an index of codes",
     "digests": "an index of digests",

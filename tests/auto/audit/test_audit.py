@@ -15,7 +15,6 @@ from coattn.auto.audit.audit import Audit, Chosen
 from coattn.auto.audit.control import LEAST, Control
 from coattn.auto.audit.drift import CASES, Drift
 from coattn.auto.audit.measure import Finding
-from coattn.auto.audit.ratios import Ratios
 from coattn.auto.audit.tally import Mean, Tally, student
 from coattn.auto.floors import ERROR_ROOTS
 from coattn.auto.index import Sketch
@@ -234,26 +233,6 @@ def test_the_interval_of_the_missed_mass_holds_where_few_cases_make_up_half_of_i
 def test_students_distribution() -> None:
     known = {7: 2.365, 15: 2.131, 30: 2.042, 120: 1.980}
     assert {df: student(df) for df in known} == pytest.approx(known, abs=2e-3)
-
-
-def test_ratios_foretell_95_percent_of_a_text_that_is_a_little_different_too() -> None:
-    ratios, draws = Ratios(), random.Random(2)
-    for _ in range(3000):
-        ratios.add(draws.lognormvariate(0, 1) * 0.01, 0.01)
-    assert 0.96 < ratios.inside / ratios.checked < 0.985
-    low, high = ratios.interval() or (0, 0)
-    assert low < 1 < high
-    others = [draws.lognormvariate(0.1, 1.1) for _ in range(4000)]
-    assert 0.95 < sum(low <= x <= high for x in others) / 4000 < 0.975
-
-
-def test_ratios_say_nothing_before_the_outermost_are_known() -> None:
-    ratios = Ratios()
-    for i in range(78):
-        ratios.add(0.01 * (i + 1), 0.01)
-    assert ratios.interval() is None
-    ratios.add(0.79, 0.01)
-    assert ratios.interval() == (1, 79)
 
 
 def test_a_request_over_its_target_says_by_how_much() -> None:

@@ -59,24 +59,22 @@ def test_fewer_points_than_centroids_lose_nothing() -> None:
     torch.testing.assert_close(book.decode(book.encode(keys)), keys)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_codes_name_the_nearest_centroid_of_each_piece(shared: bool) -> None:
+def test_codes_name_the_nearest_centroid_of_each_piece() -> None:
     keys = torch.randn(6, 5, 12)
-    book = fit(torch.randn(400, 12), groups=3, count=20, shared=shared)
-    assert book.centroids.shape == (1 if shared else 3, 20, 4)
+    book = fit(torch.randn(400, 12), groups=3, count=20)
+    assert book.centroids.shape == (1, 20, 4)
     codes = book.encode(keys)
     assert codes.dtype == torch.int16
     assert codes.shape == (6, 5, 3)
     decoded = book.decode(codes)
     for g in range(3):
-        piece, centroids = keys[..., 4 * g : 4 * g + 4], book.centroids[0 if shared else g]
+        piece, centroids = keys[..., 4 * g : 4 * g + 4], book.centroids[0]
         owner = torch.cdist(piece.flatten(0, 1), centroids).argmin(1)
         torch.testing.assert_close(decoded[..., 4 * g : 4 * g + 4].flatten(0, 1), centroids[owner])
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_scores_are_products_with_decoded_keys(shared: bool) -> None:
-    book = fit(torch.randn(500, 16), groups=4, count=30, shared=shared)
+def test_scores_are_products_with_decoded_keys() -> None:
+    book = fit(torch.randn(500, 16), groups=4, count=30)
     codes = torch.randint(0, 30, (2, 3, 41, 4)).short()  # a block of each sequence
     q, whole = torch.randn(2, 15, 16), torch.tensor([41, 41])
     exact = torch.einsum("shxd,shnd->shxn", q.view(2, 3, 5, 16).double(), book.decode(codes).double())
@@ -107,9 +105,9 @@ def test_packed_codes_lie_one_after_another() -> None:
 
 
 def test_bytes_of_a_codebook() -> None:
-    book = Codebook(torch.zeros(32, 256, 4, dtype=torch.bfloat16), 32)
+    book = Codebook(torch.zeros(1, 256, 4, dtype=torch.bfloat16), 32)
     shape = LayerShape(8, 2, 128, torch.bfloat16, torch.device("cpu"))
-    assert book_bytes(shape, 32, 256, False, False) == book.centroids.nbytes
+    assert book_bytes(shape, 32, 256, False) == book.centroids.nbytes
     basis = Basis.of(torch.eye(128).repeat(2, 1, 1), torch.bfloat16, shape.device)
     turned = book.centroids.nbytes + basis.to.nbytes + basis.back.nbytes
-    assert book_bytes(shape, 32, 256, False, True) == turned
+    assert book_bytes(shape, 32, 256, True) == turned

@@ -24,7 +24,7 @@ def make(path: Path, seed: int = 0) -> None:
     keys = collect(model, [torch.arange(60) % 250, torch.arange(40) * 3 % 250])
     assert [tuple(each.keys.shape) for each in keys] == [(100, 2, 8)] * 2
     marks = tuple(shape.mark for shape in describe_layers(model))
-    save(path, fit_layers(keys, 4, 16, shared=True, seed=0), Origin("small", "t", "0", 4, 16, True, 8, marks))
+    save(path, fit_layers(keys, 4, 16, seed=0), Origin("small", "t", "0", 4, 16, True, 8, marks))
 
 
 def test_keys_are_those_that_the_model_attends_to() -> None:

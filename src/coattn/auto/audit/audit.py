@@ -20,8 +20,7 @@ from torch import Tensor
 from coattn.auto.audit.control import Control
 from coattn.auto.audit.drift import Drift
 from coattn.auto.audit.measure import Case, Finding, Rows, host_rows, measure
-from coattn.auto.audit.ratios import Ratios
-from coattn.auto.audit.tally import Tally, short_pair
+from coattn.auto.audit.tally import Tally
 from coattn.auto.floors import Floors
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable, TableMemory
@@ -57,7 +56,7 @@ class Audit:
         assert cache.host is not None, "what is left out lies in DRAM"
         self.cache, self.host, self.floors, self.target, self._drifted = cache, cache.host, floors, target, drifted
         spec, shape = cache.spec, cache.spec.shape
-        self.tally, self.ratios, self.control = Tally(self.target), Ratios(), Control()
+        self.tally, self.control = Tally(self.target), Control()
         self.tallies: dict[int, Tally] = {}
         """By sequence."""
         self.drifts: dict[int, Drift] = {}
@@ -183,14 +182,11 @@ class Audit:
 
     def report(self) -> dict[str, Any]:
         """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
-        mass_ratio_95: between which multiples of its estimate the mass left out was in 95% of cases; foretold: the
-        share of cases in which it was where those before it said; refits: sketches that were fitted again because the
-        mass left out had drifted away from its estimate; failed: audits that raised, which cost their steps nothing."""
-        ratios, factors = self.ratios, [self.control.factor(slot) for slot in list(self.tallies) or [-1]]
+        refits: sketches that were fitted again because the mass left out had drifted away from its estimate; failed:
+        audits that raised, which cost their steps nothing."""
+        factors = [self.control.factor(slot) for slot in list(self.tallies) or [-1]]
         return {
             **self.tally.summary(),
-            "mass_ratio_95": short_pair(ratios.interval()),
-            "foretold": round(ratios.inside / ratios.checked, 4) if ratios.checked else None,
             "floor_factor": round(sum(factors) / len(factors), 4),
             "skipped": self.skipped,
             "refits": self.refits,
@@ -218,7 +214,6 @@ class Audit:
         error, missed, estimated = float(found.error[0]), float(found.missed[0]), float(found.estimated[0])
         for tally in (self.tally, self.of(chosen.slot)):
             tally.add(error, missed, estimated)
-        self.ratios.add(missed, estimated)
         self.control.add(chosen.slot, error, chosen.floor)
         if self.drifts.setdefault(chosen.slot, Drift()).add(missed, estimated):
             del self.drifts[chosen.slot]

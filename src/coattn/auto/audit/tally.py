@@ -108,17 +108,17 @@ class Tally:
         return {
             "audits": count,
             "error": _short(error) if count else None,
-            "error_95": short_pair(self.error_interval()),
+            "error_95": _short_pair(self.error_interval()),
             "error_target": _short(self.target),
             "within_target": _short(self.within / count) if count else None,
             "missed_mass": _short(self.missed.mean) if count else None,
-            "missed_mass_95": short_pair(self.missed_interval()),
+            "missed_mass_95": _short_pair(self.missed_interval()),
             "estimated_mass": _short(self.estimated.mean) if count else None,
             "over_target": _short(error / self.target) if count and error > self.target else None,
         }
 
 
-def short_pair(interval: tuple[float, float] | None) -> list[float] | None:
+def _short_pair(interval: tuple[float, float] | None) -> list[float] | None:
     """An interval for a report."""
     return None if interval is None else [_short(x) for x in interval]
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from coattn.baselines.duo.head_labels import HeadLabels, read_labels
-from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.errors import ConfigError
 from coattn.part import check_count
@@ -31,7 +30,7 @@ class RetrievalHeads(Select):
     """
 
     name = "retrieval_heads"
-    needs = frozenset({"whole_kv"})
+    needs = frozenset({"all_on_gpu"})
     capturable = True
     help_text = {
         "heads": "file that `coattn calibrate duo` wrote; alternate: every second KV head, to measure speed with",
@@ -53,10 +52,6 @@ class RetrievalHeads(Select):
             raise ConfigError(f"heads is {self.heads!r}, but must be the name of a file.", "Leave it out, or name one.")
         if self.heads not in (None, ALTERNATE):
             self._labels = read_labels(str(self.heads))
-
-    def check(self, config: CacheConfig) -> None:
-        if config.host is not None:
-            raise ConfigError(f"Rule {self.name!r} attends in GPU memory only.", "Set cache to gpu.")
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)

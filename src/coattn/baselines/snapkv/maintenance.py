@@ -33,7 +33,7 @@ class LastQueries(Maintenance):
     """
 
     name = "last_queries"
-    needs = frozenset({"whole_kv", "keeps_positions"})
+    needs = frozenset({"keeps_positions"})
     provides = frozenset({"positions"})
     resumes = True
 
@@ -103,15 +103,8 @@ class LastQueries(Maintenance):
         return torch.cat([kept[..., :older].long(), later], -1), gone
 
     def report(self, step: Step) -> dict[str, Any]:
-        """What is attended in each tier, averaged over layers and KV heads."""
-        gpu = host = 0.0
-        for slot, length in zip(step.slots, step.lengths, strict=True):
-            edge, gone = self.cache.gpu.first(length) * self.cache.block, self._read.get(slot, (0, 0))[1]
-            kept = torch.stack([rows[slot] for rows in self.kept.values()])
-            older = (kept < edge).sum(-1).double().mean().item() if kept.shape[-1] else 0.0
-            there = older + max(0, edge - kept.shape[-1] - gone)
-            gpu, host = gpu + length - gone - there, host + there
-        return {"attended_gpu": gpu, "attended_host": host}
+        """What every KV head of every layer attends to."""
+        return {"attended_gpu": float(sum(step.lengths) - sum(self._read.get(slot, (0, 0))[1] for slot in step.slots))}
 
     def release(self) -> None:
         self.kept.clear()

@@ -26,7 +26,7 @@ def refuses(q: Tensor, kept: Tensor, book: Codebook, bits: int) -> str | None:
     if q.dtype not in (torch.bfloat16, torch.float16) or book.centroids.dtype != q.dtype:
         return f"queries are {q.dtype} and centroids {book.centroids.dtype}"
     most = min(SHARED, shared_memory(q.device))
-    if not book.shared or width not in (2, 4) or book.groups % 16 or count * width * 2 > most or count % 8:
+    if width not in (2, 4) or book.groups % 16 or count * width * 2 > most or count % 8:
         return "the codebook has no form that fits"
     if kept.shape[2] % 16 or group > 8 or row % 4 or (bits == 16 and row % (16 if book.groups % 32 == 0 else 8)):
         return "blocks, heads or rows of codes have no form that fits"

@@ -6,17 +6,15 @@ is passed over.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from coattn.kernels.prompt.kernels import KERNELS, PIECES, TILES, Kernel
 from coattn.kernels.prompt.mask import Mask, Shape
-from coattn.kernels.softcap import softcap as capped
+from coattn.kernels.prompt.reference import reference
 
 HOPPER = (9, 0)
 """From this generation on cuDNN gets tiles. TFLOP/s on an H200, head size 128, bfloat16, 2,048 queries and more: cuDNN
@@ -27,22 +25,8 @@ LEAST_TOKENS = 128
 """Fewer queries get the first kernel that fits."""
 FEW_TOKENS, FEW_KEYS = 512, 2048
 """What kernels are tried on that take any numbers."""
-ROWS = 32
-"""Queries whose result is compared with a plain computation in float32."""
 LSE_ERROR, OUT_ERROR = 1e-3, 2e-2
 """Most that a kernel may differ: of the log-sum-exp absolute, of the output relative. A wrong layout gives more."""
-RUNS = 3
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One kernel on one shape; refused says why there are no figures."""
-
-    kernel: str
-    refused: str | None = None
-    ms: float | None = None
-    """The fastest of a few runs."""
-    tflops: float | None = None
 
 
 def best(shape: Shape) -> Kernel:
@@ -81,82 +65,37 @@ def capability(device: torch.device) -> tuple[int, int]:
 @cache
 def is_right(kernel: Kernel, shape: Shape) -> bool:
     """Whether a kernel gives the numbers of a plain computation, tried once in a process; the reference does."""
-    return kernel.name == "reference" or _flaw(kernel, shape, *_draw(shape)) is None
+    return kernel.name == "reference" or flaw(kernel, shape) is None
 
 
-def measure(shape: Shape, names: tuple[str, ...] | None = None) -> tuple[Measured, ...]:
-    """Every kernel but the reference on random numbers of this shape, or those named: for people. Nothing is chosen by
-    it."""
-    q, k, v = _draw(shape)
-    found = []
-    for kernel in KERNELS:
-        if kernel.name in names if names else kernel.name != "reference":
-            flaw = _flaw(kernel, shape, q, k, v)
-            ms = None if flaw else _time(partial(kernel.run, q, k, v, shape.head_dim**-0.5, shape.mask), shape.device)
-            found.append(Measured(kernel.name, flaw, ms, None if ms is None else shape.flops / ms / 1e9))
-    return tuple(found)
-
-
-def _draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v: the same for the same shape."""
+def draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q, k, v: the same for the same shape."""
     generator = torch.Generator(shape.device).manual_seed(0)
 
-    def draw(rows: int, heads: int) -> Tensor:
+    def numbers(rows: int, heads: int) -> Tensor:
         size = (rows, heads, shape.head_dim)
         return torch.randn(size, generator=generator, device=shape.device, dtype=torch.float32).to(shape.dtype)
 
-    return draw(shape.tokens, shape.q_heads), draw(shape.keys, shape.kv_heads), draw(shape.keys, shape.kv_heads)
+    return (
+        numbers(shape.tokens, shape.q_heads),
+        numbers(shape.keys, shape.kv_heads),
+        numbers(shape.keys, shape.kv_heads),
+    )
 
 
-def _flaw(kernel: Kernel, shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+def flaw(kernel: Kernel, shape: Shape) -> str | None:
     """Why a kernel cannot take a shape, or what is wrong with its numbers; None where they are right."""
     reason = kernel.refuses(shape)
     if reason is not None:
         return reason
-    scale = shape.head_dim**-0.5
+    given = (*draw(shape), shape.head_dim**-0.5, shape.mask)
     try:
-        state = kernel.run(q, k, v, scale, shape.mask)
-        rows, out, lse = sample(q, k, v, scale, shape.mask)
-        lse_error = float((state.lse[rows].float() - lse).abs().max())
-        out_error = float((state.out[rows].float() - out).norm() / out.norm())
+        state, right = kernel.run(*given), reference(*given)
+        lse_error = float((state.lse.float() - right.lse).abs().max())
+        out_error = float((state.out.float() - right.out).norm() / right.out.norm())
     except Exception as error:  # a kernel that this machine's PyTorch cannot run
         return " ".join(str(error).split())[:200] or type(error).__name__
     # compared so that a nan is wrong too
     if not (lse_error <= LSE_ERROR and out_error <= OUT_ERROR):
         return f"its log-sum-exp differs by {lse_error:.1e}, its output by {out_error:.1e}"
     return None
-
-
-def sample(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-    """Some rows, their output `[rows, q_heads, d]` and lse `[rows, q_heads]`, in float32."""
-    t, n, group = len(q), len(k), q.shape[1] // k.shape[1]
-    rows = torch.linspace(0, t - 1, min(ROWS, t), device=q.device).long()
-    part = q[rows].float().view(len(rows), k.shape[1], group, q.shape[2])
-    scores = torch.einsum("rhgd,nhd->rhgn", part, k.float()) * scale
-    scores = capped(scores, mask.softcap)
-    if mask.causal:
-        behind = (n - t + rows)[:, None] - torch.arange(n, device=q.device)
-        seen = behind >= 0
-        if mask.window is not None:
-            seen &= (behind < mask.window) | (torch.arange(n, device=q.device) < mask.sinks)
-        scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
-    out = torch.einsum("rhgn,nhd->rhgd", scores.softmax(-1), v.float())
-    return rows, out.flatten(1, 2), scores.logsumexp(-1).flatten(1)
-
-
-def _time(run: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of the fastest run, after one to warm up."""
-    run()
-    fastest = float("inf")
-    for _ in range(RUNS):
-        _wait(device)
-        start = time.perf_counter()
-        run()
-        _wait(device)
-        fastest = min(fastest, time.perf_counter() - start)
-    return fastest * 1e3
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -49,20 +49,3 @@ class Shape:
     def of(q: Tensor, k: Tensor, mask: Mask) -> Shape:
         """q `[t, q_heads, d]`, k `[n, kv_heads, d]`."""
         return Shape(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], q.shape[0], k.shape[0], mask.over(len(k)))
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of a query and a key that it sees."""
-        if not self.mask.causal:
-            return self.tokens * self.keys
-        before = self.keys - self.tokens
-        most = self.keys if self.mask.window is None else min(self.keys, self.mask.window + self.mask.sinks)
-        if before >= most:
-            return self.tokens * most
-        growing = min(self.tokens, most - before)
-        return growing * before + growing * (growing + 1) // 2 + (self.tokens - growing) * most
-
-    @property
-    def flops(self) -> int:
-        """Of the two products."""
-        return 4 * self.pairs * self.q_heads * self.head_dim

@@ -19,37 +19,32 @@ from coattn.types import LayerShape
 class Codebook:
     """A key of `d` channels is `groups` pieces of neighbouring channels, each named by its nearest centroid.
 
-    centroids: `[books, count, d / groups]`; one book that all groups share, or a book for each group.
+    centroids: `[1, count, d / groups]`, shared by all groups.
     """
 
     centroids: Tensor
     groups: int
     small: tuple[Tensor, Tensor] | None = None
-    """Where the centroids are whole numbers from -128 to 127 times a step for each channel of a piece: the numbers plus
+    """Where they are whole numbers from -128 to 127 times a step for each channel of a piece: the numbers plus
     128, `[count, d / groups]` uint8, and the steps, `[d / groups]` float32."""
     basis: Basis | None = None
     """What keys are turned to before they are cut; None: nothing."""
 
-    @property
-    def shared(self) -> bool:
-        """Whether all groups use one book."""
-        return self.centroids.shape[0] == 1
-
     @cached_property
-    def _nearest(self) -> list[Nearest]:
-        return [Nearest(book) for book in self.centroids]
+    def _nearest(self) -> Nearest:
+        return Nearest(self.centroids[0])
 
     @cached_property
     def grid(self) -> Grid | None:
-        """Of a book that all groups share, where its pieces are narrow."""
-        return Grid.of(self.centroids[0]) if self.shared else None
+        """Where pieces are narrow."""
+        return Grid.of(self.centroids[0])
 
     def rounded(self) -> Codebook:
         """The same with 8-bit centroids: a step for each channel of a piece, over all centroids."""
         values = self.centroids.float()
         steps = values.abs().amax((0, 1)).clamp_min(1e-30) / 127
         numbers = (values / steps).round()
-        small = ((numbers[0] + 128).to(torch.uint8).contiguous(), steps) if self.shared else None
+        small = (numbers[0] + 128).to(torch.uint8).contiguous(), steps
         return Codebook((numbers * steps).to(self.centroids.dtype), self.groups, small, self.basis)
 
     def encode(self, keys: Tensor) -> Tensor:
@@ -60,10 +55,7 @@ class Codebook:
         if self.basis is not None:
             keys = self.basis.keys(keys)
         pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
-        if self.shared:
-            found = self._nearest[0](pieces.reshape(-1, pieces.shape[-1]))
-            return found.view(pieces.shape[:-1]).to(torch.int16)
-        found = torch.stack([near(pieces[..., i, :].flatten(0, -2)) for i, near in enumerate(self._nearest)], -1)
+        found = self._nearest(pieces.reshape(-1, pieces.shape[-1]))
         return found.view(pieces.shape[:-1]).to(torch.int16)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -77,24 +69,18 @@ class Codebook:
 
     def pieces(self, codes: Tensor) -> Tensor:
         """Keys as they were cut: in the basis, where there is one."""
-        if self.shared:
-            return functional.embedding(codes.int(), self.centroids[0]).flatten(-2)
-        books = torch.arange(self.groups, device=codes.device)
-        return self.centroids[books, codes.int()].flatten(-2)
+        return functional.embedding(codes.int(), self.centroids[0]).flatten(-2)
 
 
-def fit(keys: Tensor, groups: int, count: int, *, shared: bool = True, seed: int = 0) -> Codebook:
-    """The codebook of keys `[n, d]`: `count` centroids for the pieces of all groups together, or of each."""
-    pieces = keys.reshape(len(keys), groups, -1)
-    if shared:
-        return Codebook(kmeans(pieces.flatten(0, 1), count, seed=seed)[None], groups)
-    books = [kmeans(pieces[:, i], count, seed=seed) for i in range(groups)]
-    return Codebook(torch.stack(books), groups)
+def fit(keys: Tensor, groups: int, count: int, *, seed: int = 0) -> Codebook:
+    """The codebook of keys `[n, d]`: `count` centroids for the pieces of all groups together."""
+    pieces = keys.reshape(len(keys) * groups, -1)
+    return Codebook(kmeans(pieces, count, seed=seed)[None], groups)
 
 
-def book_bytes(shape: LayerShape, groups: int, count: int, shared: bool, turned: bool) -> int:
+def book_bytes(shape: LayerShape, groups: int, count: int, turned: bool) -> int:
     """Bytes of one layer's codebook, and of its basis where it has one."""
-    numbers = (1 if shared else groups) * count * (shape.head_dim // groups)
+    numbers = count * (shape.head_dim // groups)
     if turned:
         numbers += 2 * shape.kv_heads * shape.head_dim**2
     return numbers * shape.dtype.itemsize

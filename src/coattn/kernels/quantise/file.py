@@ -18,6 +18,7 @@ from coattn.kernels.quantise.codebook import Codebook
 from coattn.types import LayerShape
 
 FORMAT = "coattn-codebook-1"
+MAKE = "Make one with `coattn calibrate hcattention`."
 TOLERANCE = 2e-3
 """By how much a layer's mark may differ: rounding weights to bfloat16 changes it less."""
 
@@ -32,6 +33,7 @@ class Origin:
     groups: int
     centroids: int
     shared: bool
+    """Whether all groups have one codebook, as they must."""
     head_dim: int
     marks: tuple[float | None, ...]
     """One number of each layer's own weights, by which another model is told apart."""
@@ -77,7 +79,10 @@ def save(path: Path, books: Mapping[int, Codebook], origin: Origin) -> None:
 
 def read_origin(path: str) -> Origin:
     """What a file says of itself. Raises ConfigError where it is not a codebook."""
-    return Origin(**read_file(path, FORMAT, "codebook", "codebook", "Make one with `coattn calibrate hcattention`."))
+    origin = Origin(**read_file(path, FORMAT, "codebook", "codebook", MAKE))
+    if not origin.shared:
+        raise ConfigError(f"{path} has a codebook for each group, and only one for all is taken.", MAKE)
+    return origin
 
 
 def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Codebook]:

@@ -45,13 +45,13 @@ def _search(at, there, book_ptr, count, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit
 def _nearest(
-    keys_ptr, book_ptr, codes_ptr, rows, row_stride, groups, book_stride, count,
+    keys_ptr, book_ptr, codes_ptr, rows, row_stride, groups, count,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     g = tl.program_id(1)
     at = keys_ptr + r * row_stride + g * WIDTH
-    found = _search(at, r < rows, book_ptr + g * book_stride, count, WIDTH, ROWS, TILE)
+    found = _search(at, r < rows, book_ptr, count, WIDTH, ROWS, TILE)
     tl.store(codes_ptr + r * groups + g, found.to(tl.int16), mask=r < rows)
 
 
@@ -104,7 +104,7 @@ def _nearest_in_cells(
 
 @triton.jit
 def _nearest_flushed(
-    gpu_ptr, ids_ptr, flush_ptr, book_ptr, codes_ptr, block_stride, head_stride, groups, book_stride, count, kv_heads,
+    gpu_ptr, ids_ptr, flush_ptr, book_ptr, codes_ptr, block_stride, head_stride, groups, count, kv_heads,
     WIDTH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
@@ -113,7 +113,7 @@ def _nearest_flushed(
         r = tl.arange(0, ROWS)
         block = tl.load(ids_ptr + seq).to(tl.int64)
         at = gpu_ptr + block * block_stride + head * head_stride + r * D + g * WIDTH
-        found = _search(at, r >= 0, book_ptr + g * book_stride, count, WIDTH, ROWS, TILE)
+        found = _search(at, r >= 0, book_ptr, count, WIDTH, ROWS, TILE)
         tl.store(codes_ptr + (item * ROWS + r) * groups + g, found.to(tl.int16))
 
 
@@ -165,7 +165,7 @@ def _store_codes(
 def nearest(keys: Tensor, centroids: Tensor, grid: Grid | None = None) -> Tensor:
     """keys `[n, d]`, rows contiguous, centroids as a codebook has them -> codes `[n, groups]` int16.
 
-    grid: of the centroids, where all groups share them; then a key's piece is compared with the few of its cell.
+    grid: of the centroids, where there is one; then a key's piece is compared with the few of its cell.
     """
     (_, count, width), (n, d) = centroids.shape, keys.shape
     groups = d // width
@@ -178,7 +178,7 @@ def nearest(keys: Tensor, centroids: Tensor, grid: Grid | None = None) -> Tensor
         )  # fmt: skip
     elif n:
         _nearest[(triton.cdiv(n, ROWS), groups)](
-            keys, centroids, codes, n, keys.stride(0), groups, _stride(centroids), count,
+            keys, centroids, codes, n, keys.stride(0), groups, count,
             WIDTH=width, ROWS=ROWS, TILE=TILE, num_warps=4,
         )  # fmt: skip
     return codes
@@ -202,15 +202,10 @@ def code_flushed(gpu: Tensor, kept: Tensor, ids: Tensor, flush_to: Tensor, book:
     groups = d // width
     codes = torch.empty(seqs * kv_heads, block, groups, dtype=torch.int16, device=gpu.device)
     _nearest_flushed[(seqs * kv_heads, groups)](
-        gpu, ids, flush_to, centroids, codes, gpu.stride(0), gpu.stride(1), groups, _stride(centroids), count,
-        kv_heads, WIDTH=width, D=d, ROWS=block, TILE=TILE, num_warps=4,
+        gpu, ids, flush_to, centroids, codes, gpu.stride(0), gpu.stride(1), groups, count, kv_heads,
+        WIDTH=width, D=d, ROWS=block, TILE=TILE, num_warps=4,
     )  # fmt: skip
     _store_codes[(len(codes),)](
         codes, kept, flush_to, kept.stride(0), kept.stride(1), kv_heads, groups, kept.shape[3],
         BITS=bits, ROWS=block, WIDTH_PAD=triton.next_power_of_2(kept.shape[3]), num_warps=4,
     )  # fmt: skip
-
-
-def _stride(centroids: Tensor) -> int:
-    """From one group's book to the next one's: 0 where all share one."""
-    return 0 if len(centroids) == 1 else centroids.stride(0)

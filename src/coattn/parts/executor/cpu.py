@@ -15,8 +15,7 @@ from coattn.kernels import flash
 from coattn.kernels.attend import attend
 from coattn.kernels.native import attend as native
 from coattn.kernels.quantise.blocks import PackedBlocks
-from coattn.kernels.softcap import softcap
-from coattn.kernels.weighted_sum import gather_rows, weighted_sum
+from coattn.kernels.weighted_sum import weighted_sum
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, State
 from coattn.parts.executor.pull import Pull
@@ -86,12 +85,9 @@ class Cpu(Executor):
 
     def _sum(self, call: AttentionCall, work: RowWork) -> AttnState:
         assert self.cache.host is not None
-        weights, lse, values = work.weights, work.lse, self.cache.host.memory.values(call.layer)
-        if work.rescored:
-            keys = self.cache.host.memory[call.layer][:, :, 0]
-            weights, lse = rescore(call.q.cpu()[:, 0], keys, work, call.scale, call.shape.softcap)
-        out = weighted_sum(weights, work.index, work.count, values, work.table)
-        return AttnState(out[:, None].to(call.q.device), lse[:, None].to(call.q.device))
+        values = self.cache.host.memory.values(call.layer)
+        out = weighted_sum(work.weights, work.index, work.count, values, work.table)
+        return AttnState(out[:, None].to(call.q.device), work.lse[:, None].to(call.q.device))
 
 
 def unpacked(blocks: PackedBlocks, listed: BlockList, dtype: torch.dtype) -> tuple[Tensor, BlockList]:
@@ -116,19 +112,3 @@ def to_host(work: RowWork) -> RowWork:
         weights=weights.where(used[:, :, None], 0.0).flatten(1, 2),
         lse=work.lse.cpu(),
     )
-
-
-def rescore(q: Tensor, keys: Tensor, work: RowWork, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
-    """Weights and lse from the entries' own keys `[blocks, kv_heads, block, d]`, for q `[seqs, q_heads, d]`.
-
-    A query head's own entries stay its own.
-    """
-    seqs, kv_heads, n = work.index.shape
-    group = q.shape[1] // kv_heads
-    used = torch.arange(n) < work.count[..., None]  # what lies past the count may be anything
-    rows = gather_rows(work.index.where(used, 0), keys, work.table)
-    scores = torch.einsum("shxd,shnd->shxn", q.float().view(seqs, kv_heads, group, q.shape[-1]) * scale, rows)
-    own = (work.weights.view_as(scores) > 0) & used[:, :, None]
-    scores = softcap(scores, cap).masked_fill(~own, -torch.inf).flatten(1, 2)
-    lse = scores.logsumexp(-1) if n else work.lse
-    return (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp(), lse

@@ -107,28 +107,18 @@ class Pull(Executor):
         if self._pieces is None or self._pieces[0] is not picked:
             assert self.staging is not None
             block = self.cache.block
-            counts = [ceil_div(n, block) for n in picked.tokens[:, 0].tolist()]
             if self._arriving is None:
-                self.staging.reserve(sum(counts))
-            self._pieces = (picked, cut(picked, counts, block, self.staging.blocks, self.cache.spec.device))
+                self.staging.reserve(ceil_div(int(picked.tokens), block))
+            self._pieces = (picked, cut(picked, block, self.staging.blocks, self.cache.spec.device))
         return self._pieces[1]
 
 
-def cut(picked: BlockList, counts: list[int], block: int, most: int, device: torch.device) -> list[Piece]:
-    """A selection of `counts[i]` blocks per sequence, in pieces of at most `most` blocks; lists of them on a device."""
-    flat = [(seq, i) for seq, count in enumerate(counts) for i in range(count)]
-    assert picked.table.shape[1] == 1, "one list for all KV heads"
-    table, tokens = picked.table[:, 0].tolist(), picked.tokens[:, 0].tolist()
-    pieces = []
-    for start in range(0, len(flat), most):
-        part = flat[start : start + most]
-        rows: list[list[int]] = [[] for _ in counts]
-        held = [0] * len(counts)
-        for place, (seq, i) in enumerate(part):
-            rows[seq].append(place)
-            held[seq] += min(block, tokens[seq] - i * block)
-        width = max(map(len, rows))
-        places = [row + [0] * (width - len(row)) for row in rows]
-        listing, count = (upload(torch.tensor(x, dtype=torch.int32), device)[:, None] for x in (places, held))
-        pieces.append(Piece([table[seq][i] for seq, i in part], BlockList(listing, count, max(held))))
+def cut(picked: BlockList, block: int, most: int, device: torch.device) -> list[Piece]:
+    """What one sequence selects, in pieces of at most `most` blocks; lists of them on a device."""
+    ids, tokens, pieces = picked.table.flatten().tolist(), int(picked.tokens), []
+    for start in range(0, ceil_div(tokens, block), most):
+        held = min(tokens - start * block, most * block)
+        places = torch.arange(ceil_div(held, block), dtype=torch.int32)
+        listing, count = (upload(x, device)[None, None] for x in (places, torch.tensor(held, dtype=torch.int32)))
+        pieces.append(Piece(ids[start : start + len(places)], BlockList(listing, count, held)))
     return pieces

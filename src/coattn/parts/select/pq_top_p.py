@@ -54,7 +54,6 @@ class PqTopP(Select):
     _work: Work | None = field(init=False, repr=False, default=None)
     """What the kernels of a GPU share from call to call; None where there are none."""
     _refused: str | None = field(init=False, repr=False, default=None)
-    _rescored: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         check_number("tau", self.tau, 0, 1, above=True)
@@ -65,15 +64,12 @@ class PqTopP(Select):
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self._codes, self._rescored, self._work = cast("Codes", index), cache.config.host == "kv", None
-        self._refused = "what is selected is scored again on the host" if self._rescored else None
-        shape = cache.spec.shape
+        self._codes, self._work, shape = cast("Codes", index), None, cache.spec.shape
         if shape.device.type == "cuda":
             from coattn.kernels.cuda.top_p import Work, refuses
 
-            refused = refuses(shape.device, shape.q_heads // shape.kv_heads, cache.block)
-            self._refused = self._refused or refused
-            if refused is None:
+            self._refused = refuses(shape.device, shape.q_heads // shape.kv_heads, cache.block)
+            if self._refused is None:
                 self._work = Work(shape.device)
 
     def uncaptured(self) -> str | None:
@@ -113,7 +109,7 @@ class PqTopP(Select):
         kept = top_p(scores, gpu_lse.logsumexp(1).view(scores.shape[:-1]), self.tau, self.cap)
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
-        return weigh(scores, kept, host, self._rescored), scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1)
+        return weigh(scores, kept, host), scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1)
 
     def _pick_there(
         self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor
@@ -128,10 +124,10 @@ class PqTopP(Select):
         lens, most = table.column("host_lens"), scores.shape[-1]
         kept = on_gpu(scores, lens, gpu_lse, self.tau, self.cap, kind, most, self._work, self.union)
         ids = host.table if host.on_host is None else host.on_host.table
-        return RowWork(ids, kept.index, kept.count, kept.weights, kept.lse, self._rescored), kept.others
+        return RowWork(ids, kept.index, kept.count, kept.weights, kept.lse), kept.others
 
 
-def weigh(scores: Tensor, kept: Tensor, host: BlockList, rescored: bool) -> RowWork:
+def weigh(scores: Tensor, kept: Tensor, host: BlockList) -> RowWork:
     """scores and which to keep, `[seqs, kv_heads, group, n]` -> the entries that any query head of a group keeps.
 
     On the host, where the values are. Waits for the device.
@@ -148,6 +144,4 @@ def weigh(scores: Tensor, kept: Tensor, host: BlockList, rescored: bool) -> RowW
     weights = weights.gather(-1, index[:, :, None].expand(-1, -1, scores.shape[2], -1))
     weights = weights.where((torch.arange(most, device=scores.device) < count[..., None])[:, :, None], 0.0)
     table = host.table if host.on_host is None else host.on_host.table
-    return RowWork(
-        table.cpu(), index.int().cpu(), count.cpu(), weights.flatten(1, 2).cpu(), lse.flatten(1).cpu(), rescored
-    )
+    return RowWork(table.cpu(), index.int().cpu(), count.cpu(), weights.flatten(1, 2).cpu(), lse.flatten(1).cpu())

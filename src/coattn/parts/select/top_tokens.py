@@ -12,7 +12,7 @@ from torch import Tensor
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
 from coattn.parts.select.base import Select
-from coattn.types import BlockList, Selection, Tier
+from coattn.types import BlockList, Selection
 
 
 @dataclass
@@ -23,7 +23,7 @@ class TopTokens(Select):
     own list, attends to everything; so does a decode step whose sequences all fit in the budget.
     """
 
-    needs = frozenset({"whole_kv"})
+    needs = frozenset({"all_on_gpu"})
     fixes = {"block": 1}
     help_text = {"budget": "tokens attended per KV head, the newest included"}
 
@@ -42,50 +42,30 @@ class TopTokens(Select):
         return self.budget
 
     @abstractmethod
-    def scores(self, call: AttentionCall, tier: Tier, listed: BlockList) -> Tensor:
-        """How much each KV head wants each listed token of a tier, `[seqs, kv_heads, n]` float32.
+    def scores(self, call: AttentionCall, listed: BlockList) -> Tensor:
+        """How much each KV head wants each listed token, `[seqs, kv_heads, n]` float32.
 
         What is past a sequence's count may have any number.
         """
 
     def pick(self, call: AttentionCall) -> Selection:
-        visible = call.visible
-        if call.table is None or sum(part.longest for part in (visible.gpu, visible.host) if part) <= self.budget:
+        visible, listed = call.visible, call.visible.gpu
+        if call.table is None or listed is None or listed.longest <= self.budget:
             return visible
-        assert visible.gpu is not None, "a decode step sees its own token"
-        gpu = self.scores(call, "gpu", visible.gpu)
-        host = None if visible.host is None else self.scores(call, "host", visible.host).to(gpu.device)
-        return best(gpu, visible.gpu, host, visible.host, self.budget)
+        return Selection.of(best(self.scores(call, listed), listed, self.budget))
 
 
-def best(scores: Tensor, gpu: BlockList, host_scores: Tensor | None, host: BlockList | None, budget: int) -> Selection:
+def best(scores: Tensor, listed: BlockList, budget: int) -> BlockList:
     """The `budget` tokens of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
 
-    Lists are of blocks of one token, the same for every head. The newest token, the last on the GPU, is always taken; a
-    sequence of fewer tokens gets all of them.
+    Lists are of blocks of one token, the same for every head. The newest token is always taken; a sequence of fewer
+    tokens gets all of them.
     """
     position = torch.arange(scores.shape[-1], device=scores.device)
-    length = gpu.tokens[:, :, None]
+    length = listed.tokens[:, :, None]
     wanted = scores.masked_fill(position >= length, -torch.inf).masked_fill(position == length - 1, torch.inf)
-    split = 0
-    if host is not None and host_scores is not None:
-        split = host_scores.shape[-1]
-        there = torch.arange(split, device=scores.device) < host.tokens.to(scores.device)[:, :, None]
-        wanted = torch.cat([host_scores.masked_fill(~there, -torch.inf), wanted], -1)
-    found = wanted.topk(min(budget, wanted.shape[-1]), dim=-1)
-    chosen = found.indices.masked_fill(found.values == -torch.inf, wanted.shape[-1]).sort(dim=-1).values
-    real = chosen < wanted.shape[-1]
-    own = at_places(gpu, chosen - split, real & (chosen >= split))
-    if host is None or not split:
-        return Selection.of(own)
-    return Selection.of(own, at_places(host, chosen, real & (chosen < split)))
-
-
-def at_places(whole: BlockList, chosen: Tensor, wanted: Tensor) -> BlockList:
-    """The wanted of places `[seqs, kv_heads, k]` in a list that all heads share, at the front of a list for each."""
-    order = (~wanted).to(torch.uint8).argsort(dim=-1, stable=True)
-    places = chosen.gather(-1, order).clamp(0, whole.table.shape[-1] - 1)
-    table = whole.table.expand(-1, chosen.shape[1], -1).gather(2, places).contiguous()
-    tokens = wanted.sum(-1).to(torch.int32)
-    on_host = None if whole.on_host is None else BlockList(table.cpu(), tokens.cpu(), chosen.shape[-1])
-    return BlockList(table, tokens, chosen.shape[-1], on_host=on_host)
+    # in order of position, what a sequence does not have comes last, after what its count says
+    chosen = wanted.topk(budget, dim=-1).indices.sort(dim=-1).values
+    table = listed.table.expand(-1, chosen.shape[1], -1).gather(2, chosen).contiguous()
+    tokens = listed.tokens.clamp(max=budget).expand(-1, chosen.shape[1]).contiguous()
+    return BlockList(table, tokens, budget)

@@ -75,7 +75,6 @@ def fit_layers(
     groups: int,
     count: int,
     *,
-    shared: bool,
     seed: int,
     turned: bool = True,
     progress: Progress = silent,
@@ -86,7 +85,7 @@ def fit_layers(
     for i, (keys, moment) in enumerate(layers):
         basis = fit_basis(keys, moment, groups) if turned else None
         pieces = (keys if basis is None else basis.keys(keys)).flatten(0, 1)
-        book = fit(pieces.to(device), groups, count, shared=shared, seed=seed)
+        book = fit(pieces.to(device), groups, count, seed=seed)
         books[i] = replace(book, centroids=book.centroids.cpu(), basis=basis)
         progress("layers clustered", i + 1, len(layers))
     return books
@@ -99,7 +98,6 @@ def write_codebook(
     *,
     groups: int | None = None,
     centroids: int = 8192,
-    shared: bool = True,
     turned: bool = True,
     samples: int = 3,
     length: int = 8192,
@@ -125,12 +123,10 @@ def write_codebook(
     layers = collect(loaded.model, chosen, progress)
     device = loaded.model.get_input_embeddings().weight.device
     where = device if device.type == "cuda" else None  # all distances on a GPU are faster than a tree on the host
-    books = fit_layers(
-        layers, groups, centroids, shared=shared, seed=seed, turned=turned, progress=progress, device=where
-    )
+    books = fit_layers(layers, groups, centroids, seed=seed, turned=turned, progress=progress, device=where)
     source, marks = (loaded.name, text.name, text.sha256), tuple(shape.mark for shape in shapes)
     longest = max(map(len, chosen))
-    origin = Origin(*source, groups, centroids, shared, head_dim, marks, len(chosen), longest, seed)
+    origin = Origin(*source, groups, centroids, True, head_dim, marks, len(chosen), longest, seed)
     save(target, books, origin)
     return {
         "codebook": str(target),
@@ -138,11 +134,10 @@ def write_codebook(
         "text": text.name,
         "groups": groups,
         "centroids": centroids,
-        "shared": shared,
         "tokens": tokens,
         "basis": turned,
         "relative_error": [error(book, layer.keys) for book, layer in zip(books.values(), layers, strict=True)],
-        "bytes": sum(book_bytes(shape, groups, centroids, shared, turned) for shape in shapes),
+        "bytes": sum(book_bytes(shape, groups, centroids, turned) for shape in shapes),
     }
 
 

@@ -179,7 +179,7 @@ def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.Mon
         maintenance.host[0][own[b]] = torch.nan
     half = int(maintenance.lists.stored[0, 0].sum())
     time.sleep(0.01)
-    assert int(maintenance.lists.stored[0, 0].sum()) == half, "it stands still"
+    assert int(maintenance.lists.stored[0, 0].sum()) == half, "its own step does the rest"
     running = runtime.begin(Step.of((0,), (TOKENS,), (1,)))
     first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     assert 0 < half < KV * first
@@ -262,24 +262,18 @@ def test_a_choice_that_fails_fails_its_own_request(monkeypatch: pytest.MonkeyPat
 
 
 class Rests:
-    """Every call that copies entries: the slot, how long it rests, and by whom it is done; and every sleep."""
+    """Every call that copies entries: the slot, how long it rests, and by whom it is done."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.fills: list[tuple[int, float, bool, str]] = []
-        self.sleeps = 0
-        fill, sleep = EntryLists.fill, time.sleep
+        fill = EntryLists.fill
 
         def noted(lists: EntryLists, layer: int, slot: int, *given: Any) -> int:
             rest, _, alone = given[-3:]
             self.fills.append((slot, rest, alone, threading.current_thread().name))
             return fill(lists, layer, slot, *given)
 
-        def counted(seconds: float) -> None:
-            self.sleeps += threading.current_thread().name.startswith("coattn-entries")
-            sleep(seconds)
-
         patch.setattr(EntryLists, "fill", noted)
-        patch.setattr(background.time, "sleep", counted)
 
     def of(self, slot: int) -> list[tuple[float, bool, str]]:
         return [found[1:] for found in self.fills if found[0] == slot]
@@ -293,7 +287,6 @@ def test_a_choice_that_alone_is_waited_for_never_rests(monkeypatch: pytest.Monke
         engine.generate(prompt(90, seed=2), greedy(3, ignore_eos=True))
     assert rests.fills
     assert {found[1:] for found in rests.fills} == {(0.0, False, own)}
-    assert rests.sleeps == 0
 
 
 def test_a_choice_beside_others_rests_after_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,9 +340,6 @@ def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytes
     assert len(rests.fills) == KV
     assert 0 < len(grown) <= KV
     assert all(given[1:] == (True, False) for given in grown), "no page is touched before it is written"
-    assert maintenance.choosing._thread is not None
-    maintenance.choosing._thread.submit(int).result(60)
-    assert rests.sleeps > 0, "what is taken ahead comes after the choice, with rests"
     runtime.release()
 
 

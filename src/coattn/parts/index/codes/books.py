@@ -26,7 +26,6 @@ class Books:
     layers: Mapping[int, LayerShape]
     groups: int
     count: int
-    shared: bool
     bits: int
     path: str | None = None
     rounded: bool = False
@@ -53,8 +52,8 @@ class Books:
             return 0
         kept = 0
         for s in self.layers.values():
-            kept += book_bytes(s, self.groups, self.count, self.shared, self.turned)
-            if self.rounded and self.shared:
+            kept += book_bytes(s, self.groups, self.count, self.turned)
+            if self.rounded:
                 kept += s.head_dim // self.groups * (self.count + 4)
         return kept
 
@@ -90,8 +89,7 @@ class Books:
             self._set(layer, centroids.to(self.layers[layer].device))
 
     def _zeros(self, shape: LayerShape) -> Tensor:
-        size = (1 if self.shared else self.groups, self.count, shape.head_dim // self.groups)
-        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        return torch.zeros(1, self.count, shape.head_dim // self.groups, dtype=shape.dtype, device=shape.device)
 
     def _book(self, centroids: Tensor, basis: Basis | None = None) -> Codebook:
         book = Codebook(centroids, self.groups, basis=basis)
@@ -116,5 +114,5 @@ class Books:
                 "`coattn calibrate hcattention` makes a better one, once.",
                 f"{len(k):,}",
             )
-        book = fit(k.flatten(0, 1), self.groups, self.count, shared=self.shared)
+        book = fit(k.flatten(0, 1), self.groups, self.count)
         return book.centroids.to(self.layers[layer].dtype)

@@ -39,7 +39,7 @@ class Codes(BookedIndex):
     """
 
     name = "codes"
-    needs = frozenset({"host"})
+    needs = frozenset({"host_values"})
     provides = frozenset({"codes"})
     resumes = True
     beside = True
@@ -60,7 +60,6 @@ class Codes(BookedIndex):
     books: Books = field(init=False, repr=False)
     means: Means = field(init=False, repr=False)
     memory: KeyMemory = field(init=False, repr=False)
-    _shared: bool = field(init=False, repr=False, default=True)
     _rotated: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +87,7 @@ class Codes(BookedIndex):
                     f"{name} is {own!r}, but the codebook {self.codebook} has {given!r}.", f"Leave {name} out."
                 )
             setattr(self, name, given)
-        self._shared, self._rotated = origin.shared, origin.basis
+        self._rotated = origin.basis
 
     def is_exact(self) -> bool:
         return self.groups == 0
@@ -193,7 +192,7 @@ class Codes(BookedIndex):
 
     def release(self) -> None:
         super().release()
-        self.means, self.books = Means({}, 0), Books({}, 0, 0, True, 16)
+        self.means, self.books = Means({}, 0), Books({}, 0, 0, 16)
 
     def _groups(self, spec: CacheSpec) -> int:
         return spec.shape.head_dim // 2 if self.groups is None else self.groups
@@ -201,7 +200,7 @@ class Codes(BookedIndex):
     def _books(self, spec: CacheSpec, path: str | None = None, fixed: bool = False) -> Books:
         count, rounded = self.centroids or CENTROIDS, self.centroid_bits == 8
         groups, bits = self._groups(spec), self.code_bits
-        return Books(spec.layers, groups, count, self._shared, bits, path, rounded, self._rotated, fixed)
+        return Books(spec.layers, groups, count, bits, path, rounded, self._rotated, fixed)
 
     def _store(self, layer: int, ids: list[int], k: Tensor) -> None:
         """Codes of whole blocks of keys `[len(ids) * block, kv_heads, d]`."""

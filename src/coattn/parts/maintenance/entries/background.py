@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from coattn.parts.maintenance.entries.choosing import REST, Choice
+from coattn.parts.maintenance.entries.choosing import Choice
 
 NICE = 10
 """How far a thread that chooses stands back behind those that run steps."""
@@ -26,24 +25,21 @@ class Due(NamedTuple):
 
 
 class BackgroundChooser:
-    """Which sequences wait for a choice. All but what `_run` and `_ahead` do is on the thread that runs the steps.
+    """Which sequences wait for a choice. All but what `_run` does is on the thread that runs the steps.
 
     A choice becomes due when a prompt or turn has been read, and nothing is done then: somebody waits for its first
     token. The next step of others begins it (`begin`). Where that step is the sequence's own, nobody else decodes, and
     it makes the choice itself.
     """
 
-    def __init__(self, busy: dict[int, Future[Any]], ahead: Callable[[], bool], device: torch.device) -> None:
-        """busy: by sequence that waits; a choice that is due is not done. ahead: takes a little memory for what is to
-        come -> whether there is more to take; called in the thread when a choice is over. device: of the layers."""
-        self.busy, self._ahead, self._device = busy, ahead, device
+    def __init__(self, busy: dict[int, Future[Any]], device: torch.device) -> None:
+        """busy: by sequence that waits; a choice that is due is not done. device: of the layers."""
+        self.busy, self._device = busy, device
         self.choices: dict[int, Choice] = {}
         self._due: dict[int, Due] = {}
         self._stream: Any = None
         """The thread's, on a GPU: one for good, since PyTorch keeps memory for each."""
         self._thread: ThreadPoolExecutor | None = None
-        self._begun = 0
-        """Choices so far: whoever takes memory in the thread ends when there is another."""
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._due or slot in self.choices
@@ -64,9 +60,7 @@ class BackgroundChooser:
             choice = self.choices[slot] = make(slot, length)
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
-            self._begun += 1
             self.busy[slot] = self._thread.submit(self._run, choice, after)
-            self._thread.submit(self._take_ahead, choice, self._begun)
 
     def take(self, slot: int, length: int) -> Choice | None:
         """The choice for a sequence of so many tokens, as far as it has come; from now on nobody else has to do with
@@ -79,14 +73,11 @@ class BackgroundChooser:
             return choice  # nobody has begun with it
         return choice if job.exception() is None else None
 
-    def go_on(self) -> None:
-        for choice in self.choices.values():
-            choice.go_on()
-
     def before_swap(self, slot: int) -> None:
-        """A choice may not read blocks that are about to be replaced: it stands still."""
+        """No thread may read blocks that are about to be replaced: the sequence's own step does what is left."""
         if slot in self.choices:
-            self.choices[slot].stand_still()
+            self.choices[slot].hurry()
+            self._stop(slot)
 
     def hurry(self, slots: Collection[int]) -> None:
         """The step of these sequences has come."""
@@ -98,15 +89,20 @@ class BackgroundChooser:
         """What is chosen for a sequence is not wanted any more, whatever became of it -> whether its lists were
         touched."""
         self._due.pop(slot, None)
-        choice, job = self.choices.get(slot), self.busy.get(slot)
+        choice = self.choices.get(slot)
         if choice is None:
             self.busy.pop(slot, None)
             return False
         choice.give_up()
-        if job is not None and not job.cancel():
-            wait([job])
+        self._stop(slot)
         self.end(slot)
         return True
+
+    def _stop(self, slot: int) -> None:
+        """The thread does not begin with a sequence's choice, or is waited for."""
+        job = self.busy.get(slot)
+        if job is not None and not job.cancel():
+            wait([job])
 
     def end(self, slot: int) -> None:
         """A choice is over."""
@@ -117,7 +113,6 @@ class BackgroundChooser:
         """Gives up everything; waits for the thread."""
         for slot in [*self._due, *self.choices]:
             self.give_up(slot)
-        self._begun += 1
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -131,14 +126,6 @@ class BackgroundChooser:
         with torch.cuda.stream(self._stream):
             choice.run()
             self._stream.synchronize()
-
-    def _take_ahead(self, choice: Choice, number: int) -> None:
-        """After a choice, while nobody waits for it any more; where a step has finished it, that has done this."""
-        more = not (choice.waited_for or choice.given_up)
-        while more and number == self._begun:
-            begun = time.perf_counter()
-            more = self._ahead()
-            time.sleep(REST * (time.perf_counter() - begun))
 
 
 def stand_back() -> None:

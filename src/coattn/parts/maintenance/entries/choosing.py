@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
@@ -70,10 +69,8 @@ class Choice:
         """Blocks that are chosen from."""
         self.heard = dict(entries.heard.get(slot, {}))
         self.before = entries.stale[slot]
-        self._reads = threading.Lock()
-        self._still = False
         self._stop = torch.zeros(1, dtype=torch.int32)
-        """Set for a moment, or for good: what is being written ends with its piece."""
+        """Set: what is being written ends with its piece."""
         self.held = None if entries.cache.prompts is None else self._hold()
         self.waited_for = False
         """Whether its sequence's step has come: the thread leaves it to that."""
@@ -95,31 +92,15 @@ class Choice:
         """`[blocks]` int32: where what is chosen from lies now. It may move while nobody reads."""
         return self.entries.table.rows[self.slot, : self.first]
 
-    def stand_still(self) -> None:
-        """Reads nothing until it may go on: its blocks are about to be replaced by others, and overwritten."""
-        if not self._still:
-            self._stop[0] = 1
-            self._reads.acquire()
-            self._still = True
-
-    def go_on(self) -> None:
-        """Blocks have been replaced."""
-        if self._still:
-            self._stop[0] = int(self.given_up or self.waited_for)
-            self._still = False
-            self._reads.release()
-
     def give_up(self) -> None:
         """Nobody wants it any more; it ends after the piece that it is at."""
         self.given_up = True
         self._stop[0] = 1
-        self.go_on()
 
     def hurry(self) -> None:
         """A step waits for it: the thread ends after the piece that it is at, and `finish` goes on from there."""
         self.waited_for = True
         self._stop[0] = 1
-        self.go_on()
 
     def weigh(self) -> None:
         """The window's entries weigh what was found. Between steps: those of others write to the same memory."""
@@ -156,11 +137,10 @@ class Choice:
         entries.lists.clear([self.slot])
         yield
         for layer in entries.cache.spec.layers if self.first else ():
-            with self._reads:
-                weights = weigh_host(self, layer)
-                known = layer in self.heard
-                kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
-                counts = kept.sum(-1).tolist()  # waits for the keys
+            weights = weigh_host(self, layer)
+            known = layer in self.heard
+            kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
+            counts = kept.sum(-1).tolist()  # waits for the keys
             position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
             yield
             if self.waited_for:
@@ -179,9 +159,8 @@ class Choice:
         where, source = (self.entries.numbers[layer], self.slot, head), memory.data_ptr() + head * one
         at = 0
         while at < len(position):
-            with self._reads:
-                pace = (0.0, self._stop, False) if self.waited_for else (REST, self._stop, True)
-                at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, *pace)
+            pace = (0.0, self._stop, False) if self.waited_for else (REST, self._stop, True)
+            at += lists.fill(*where, position[at:], weight[at:], self.ids, source, block, *pace)
             yield
 
 

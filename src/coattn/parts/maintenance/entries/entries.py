@@ -95,7 +95,7 @@ class Entries(Maintenance):
         super().open(cache, index, select)
         assert cache.host is not None
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
-        self.choosing = BackgroundChooser(self.busy, self._take_ahead, cache.spec.device)
+        self.choosing = BackgroundChooser(self.busy, cache.spec.device)
         self.table.watch(self.choosing)
         averages = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, averages.values, averages.alpha
@@ -120,7 +120,6 @@ class Entries(Maintenance):
         )
 
     def plan(self, step: Step) -> None:
-        self.choosing.go_on()
         if step.phase is Phase.DECODE:
             self._plan_decode(step)
         else:
@@ -350,9 +349,6 @@ class Entries(Maintenance):
         """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
         if self.choosing.give_up(slot):
             self.lists.clear([slot])
-
-    def _take_ahead(self) -> bool:
-        return self.lists.make_room(self.lists.blocks_of_piece())
 
     def _show(self, slot: int, length: int, covered: int) -> None:
         """So many blocks of a sequence have been chosen from: those before its window are attended there.

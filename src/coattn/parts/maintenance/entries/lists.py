@@ -220,18 +220,12 @@ class EntryLists:
         with self._lock:
             self._grow(self._next + max(0, blocks - len(self._free)))
 
-    def make_room(self, most: int | None = None) -> bool:
-        """Takes memory for what is to come now rather than in the middle of it, where the budget has it.
-
-        most: blocks that it takes at a time, without the pool -> whether there is more to take.
-        """
+    def make_room(self) -> None:
+        """Takes memory for what is to come now rather than in the middle of it, where the budget has it."""
         with self._lock:
             layers, slots, heads = self.stored.shape
             ahead = max(self._next // AHEAD, self.spares * layers * (slots - 1) * heads)
-            wanted = min(self._next + ahead, self._limit())
-            now = wanted if most is None else min(wanted, self._have + most)
-            self._grow(now, least=most or 0, alone=most is not None)
-            return now < wanted
+            self._grow(min(self._next + ahead, self._limit()))
 
     def top_up(self) -> None:
         """Takes a little more memory if the next blocks that leave the window might not find enough of it.

@@ -20,23 +20,17 @@ NOTHING = 1e-9
 
 @dataclass
 class Ratios:
-    """True mass over estimated mass of the cases so far; of each, whether those before it had foretold it.
+    """True mass over estimated mass of the cases so far.
 
     A case drawn like those before it lies between their quantiles with the probability that they name, whatever their
     distribution (conformal prediction); one of another text with a little less.
     """
 
-    inside: int = 0
-    checked: int = 0
     _order: deque[float] = field(default_factory=deque)
     _sorted: list[float] = field(default_factory=list)
 
     def add(self, missed: float, estimated: float) -> None:
         x = ratio(missed, estimated)
-        known = self.interval()
-        if known is not None:
-            self.checked += 1
-            self.inside += known[0] <= x <= known[1]
         if len(self._order) == KEPT:
             old = self._order.popleft()
             del self._sorted[bisect.bisect_left(self._sorted, old)]
