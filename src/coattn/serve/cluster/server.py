@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 
 from coattn.serve.app import build
 from coattn.serve.cluster.options import Options
-from coattn.serve.cluster.relay import REPLICA, Forwarded, Message, taken
+from coattn.serve.cluster.relay import REPLICA, Forwarded, Message
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import unavailable
 from coattn.serve.keys import read_keys
@@ -54,7 +54,6 @@ class Server:
 
     async def answer(self, request: Forwarded) -> AsyncIterator[list[Message]]:
         """The app's messages, those that came together in one list. Closing this cancels the request."""
-        yield [taken(self.name)]
         queue: asyncio.Queue[Message | None] = asyncio.Queue()
         body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
