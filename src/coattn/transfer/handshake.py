@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from coattn.transfer.channel import Frame
 from coattn.types import LayerShape
 
-FORMAT = 2
+FORMAT = 3
 COMPARED = ("configuration", "weights", "tokenizer")
 """Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
 

@@ -27,17 +27,6 @@ ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of one layer: tokens `start .. end`, and of the last queries `first .. last`."""
-
-    layer: int
-    start: int
-    end: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
 class Span:
     """A tensor somewhere in the memory."""
 
@@ -72,36 +61,24 @@ class Layout:
         self.size = end + 4 * vocabulary
         """Bytes in all."""
 
-    def rows(self, which: Rows) -> tuple[Span, Span, Span]:
-        """K, V and queries of some rows of a layer."""
-        k, v, q = self._starts[which.layer]
-        shape = self.shapes[which.layer]
+    def rows(self, layer: int, start: int, end: int) -> list[Span]:
+        """K and V of the tokens `start .. end`."""
+        shape = self.shapes[layer]
+        before, size = start * shape.token_bytes // 2, (end - start, shape.kv_heads, shape.head_dim)
+        return [Span(base + before, size, shape.dtype) for base in self._starts[layer][:2]]
 
-        def span(base: int, start: int, end: int, heads: int) -> Span:
-            row = heads * shape.head_dim * shape.dtype.itemsize
-            return Span(base + start * row, (end - start, heads, shape.head_dim), shape.dtype)
-
-        return (
-            span(k, which.start, which.end, shape.kv_heads),
-            span(v, which.start, which.end, shape.kv_heads),
-            span(q, which.first, which.last, shape.q_heads),
-        )
-
-    def logits(self) -> Span:
-        return Span(self._logits, (1, self.vocabulary), torch.float32)
+    def last(self) -> list[Span]:
+        """What is known when all tokens are: the last queries of every layer, and the logits."""
+        pairs = zip(self.shapes, self._starts, strict=True)
+        spans = [Span(starts[2], (self.queries, s.q_heads, s.head_dim), s.dtype) for s, starts in pairs]
+        return [*spans, Span(self._logits, (1, self.vocabulary), torch.float32)]
 
     def prefilled(self, memory: Tensor, tokens: Sequence[int], scales: Sequence[float], read_by: str) -> Prefilled:
         """The prompt, where it lies: its tensors keep the memory."""
-        whole = [self.rows(Rows(i, 0, self.tokens, 0, self.queries)) for i in range(len(self.shapes))]
-        return Prefilled(
-            tuple(tokens),
-            tuple((k.of(memory), v.of(memory)) for k, v, _ in whole),
-            tuple(q.of(memory) for _, _, q in whole),
-            tuple(scales),
-            self.logits().of(memory),
-            read_by,
-            transferred=True,
-        )
+        whole = [self.rows(i, 0, self.tokens) for i in range(len(self.shapes))]
+        kv = tuple((k.of(memory), v.of(memory)) for k, v in whole)
+        *queries, logits = (span.of(memory) for span in self.last())
+        return Prefilled(tuple(tokens), kv, tuple(queries), tuple(scales), logits, read_by, transferred=True)
 
 
 def raw(tensor: Tensor) -> memoryview:
