@@ -19,7 +19,7 @@ from coattn.transfer import job, prefill, transport
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel
 from coattn.transfer.decode import RemotePrefill
-from coattn.transfer.handshake import introduce
+from coattn.transfer.layout import introduce
 
 LEASE = 5.0
 Patch = pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Where everything of one prompt lies in one piece of memory, the same on both sides.
+"""Where everything of one prompt lies in one piece of memory, the same on both sides, and whether the sides fit.
 
     layer 0: K [tokens, kv_heads, d] | V like K | last queries [queries, q_heads, d]
     layer 1: ...
@@ -13,7 +13,7 @@ late writes to memory that is no longer read.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,13 @@ import torch
 from torch import Tensor
 
 from coattn.hf.prefilled import QUERIES, Prefilled
+from coattn.transfer.channel import Frame
 from coattn.types import LayerShape
 
 ALIGN = 64
+FORMAT = 3
+COMPARED = ("configuration", "weights", "tokenizer")
+"""Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,24 @@ def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor in DRAM, where they lie."""
     held: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(held)
+
+
+def introduce(fingerprints: Mapping[str, str], layers: Sequence[LayerShape], vocabulary: int) -> Frame:
+    """The first frame of a caller. Its shapes are what a `Layout` is made of."""
+    return {
+        "op": "open",
+        "format": FORMAT,
+        "fingerprints": {name: fingerprints[name] for name in COMPARED},
+        "shapes": [vocabulary, *([s.kv_heads, s.q_heads, s.head_dim, str(s.dtype)] for s in layers)],
+    }
+
+
+def mismatch(theirs: Frame, own: Frame) -> str | None:
+    """Why a caller that introduced itself so is not read for; None where it is."""
+    if theirs["op"] != "open" or theirs.get("format") != FORMAT:
+        return f"It speaks another version than {FORMAT} of this protocol."
+    known = theirs.get("fingerprints")
+    wrong = [k for k in COMPARED if not isinstance(known, dict) or known.get(k) != own["fingerprints"][k]]
+    if wrong:
+        return f"It has another {' and another '.join(wrong)}."
+    return None if theirs.get("shapes") == own["shapes"] else "Its layers have other shapes or another dtype."

@@ -17,8 +17,7 @@ from coattn.hf.fingerprint import read_by
 from coattn.hf.prefilled import Prefilled
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel, ChannelError, Frame, RefusedError
-from coattn.transfer.handshake import introduce
-from coattn.transfer.layout import Layout, raw
+from coattn.transfer.layout import Layout, introduce, raw
 from coattn.transfer.lease import WAKE, Watch
 from coattn.transfer.transport import make_shared, take_parts
 

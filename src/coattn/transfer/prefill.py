@@ -25,9 +25,8 @@ from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
 from coattn.transfer.address import Address, same_user
 from coattn.transfer.channel import TICK_S, Channel, ChannelError, Frame, GoneError
-from coattn.transfer.handshake import introduce, mismatch
 from coattn.transfer.job import Job, Part, Sends, failed
-from coattn.transfer.layout import Layout, raw
+from coattn.transfer.layout import Layout, introduce, mismatch, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
 from coattn.transfer.transport import map_shared
 from coattn.units import parse_bytes

@@ -7,22 +7,24 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 from starlette.types import Receive, Scope, Send
 
+from coattn.serve.cluster.affinity import rank
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.relay import Forwarded, LostError, Relay, Stream
 from coattn.serve.cluster.server import Server
 from coattn.serve.errors import unavailable
 from coattn.serve.gate import Gate, local_hosts
-from coattn.serve.keys import read_keys
+from coattn.serve.settings import read_keys
 
 MAX_STREAMS = 4096
 """Requests that a front may have at a time: it only relays."""
 FRONT_CPUS = 0.1
-ROUTER = {"request_router_class": "coattn.serve.cluster.router.AffinityRouter"}
+ROUTER = {"request_router_class": "coattn.serve.cluster.app.AffinityRouter"}
 
 
 def build(given: dict[str, Any]) -> Any:
@@ -37,6 +39,26 @@ def build(given: dict[str, Any]) -> Any:
         ray_actor_options={"num_cpus": FRONT_CPUS},
     )
     return front.bind(args, replicas.bind(args))
+
+
+class AffinityRouter(RequestRouter):
+    """Sends a request to the replica that its key names, and to the next one if that is full.
+
+    The API of routers is alpha in Ray 2.60.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Replicas in ranks. If all are full, Ray asks again after a pause."""
+        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        if pending_request is None or not isinstance(request, Forwarded):
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        known = {each.replica_id.unique_id: each for each in candidate_replicas}
+        names = rank(request.key or pending_request.metadata.internal_request_id, known)
+        names.sort(key=lambda name: (name == request.avoid, name != request.wanted))
+        return [[known[name]] for name in names]
 
 
 class Replica(Server):
