@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from coattn.auto.audit.tally import Tally
-from coattn.serve.metrics import _audit
+from coattn.serve.metrics import _audit, _tables
 
 
 def test_an_audit_is_in_the_metrics() -> None:
     tally = Tally(0.02)
     for i in range(20):
         tally.add(0.001 * i, 0.1, 0.09)
-    found = {metric.name: metric.samples for metric in _audit({**tally.summary(), "floor_factor": 0.5}, "m")}
+    audit = {**tally.summary(), "floor_factor": 0.5}
+    found = {
+        metric.name: metric.samples for metric in [*_tables({"disk": None, "audit": audit}, "m"), *_audit(audit, "m")]
+    }
     assert found["coattn:audits"][0].value == 20
     assert found["coattn:audit_error_target"][0].value == 0.02
     assert found["coattn:audit_floor_factor"][0].value == 0.5

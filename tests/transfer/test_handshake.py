@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from coattn.transfer.handshake import FORMAT, introduce, mismatch
+from coattn.transfer.layout import FORMAT, introduce, mismatch
 from coattn.types import LayerShape
 
 MARKS = {"configuration": "a", "weights": "b", "tokenizer": "c", "other": "d"}

@@ -29,7 +29,7 @@ def test_copies_of_one_prompt_share_a_stream(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "Stream", stream)
     monkeypatch.setattr(torch.cuda, "stream", within)
     nothing: Any = None
-    job = Job(nothing, nothing, nothing, nothing, Lease(5.0), lambda: True)
+    job = Job(nothing, nothing, nothing, nothing, Lease(5.0))
     for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:0"):
         with job._on_side_stream(SimpleNamespace(device=device)):
             pass

@@ -5,24 +5,21 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.engine.small import llm, prompt, small, tokenizer
+from tests.engine.small import llm, prompt
 from tests.transfer.local import local
 
-from coattn.errors import EngineError, TransferError
-from coattn.hf.load import Loaded
+from coattn.errors import TransferError
 from coattn.hf.prefilled import Prefilled
 from coattn.transfer import job, prefill, transport
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel
 from coattn.transfer.decode import RemotePrefill
-from coattn.transfer.handshake import introduce
-from coattn.transfer.prefill import PrefillServer
+from coattn.transfer.layout import introduce
 
 LEASE = 5.0
 Patch = pytest.MonkeyPatch
@@ -34,6 +31,13 @@ def broken(*_: Any, **__: Any) -> Any:
 
 def while_reading(patch: Patch) -> None:
     patch.setattr(prefill, "read_prompt", broken)
+
+
+def ending_the_thread(patch: Patch) -> None:
+    def end(*_: Any) -> None:
+        raise SystemExit
+
+    patch.setattr(prefill, "read_prompt", end)
 
 
 def before_reading(patch: Patch) -> None:
@@ -75,6 +79,7 @@ def with_a_request(patch: Patch) -> None:
 
 FAULTS: list[tuple[Callable[[Patch], None], str]] = [
     (while_reading, "could not read the prompt: The step failed: RuntimeError"),
+    (ending_the_thread, "could not read the prompt: The step failed: SystemExit"),
     (before_reading, "could not read the prompt: The step failed: RuntimeError"),
     (with_the_logits, "could not read the prompt: The step failed: RuntimeError"),
     (while_hashing, "could not read the prompt: It could not be sent: RuntimeError"),
@@ -105,27 +110,6 @@ def test_a_fault_is_said_and_the_next_prompt_is_read(
             remote._links[0].asleep = 0.0
         assert isinstance(remote.read(prompt(200), timeout=4 * LEASE), Prefilled)
     assert not server._active, "nobody is waited for"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_the_models_thread_ends_the_server_ends(monkeypatch: Patch) -> None:
-    def end(*_: Any) -> None:
-        time.sleep(0.2)  # until the second caller waits, too
-        raise SystemExit
-
-    monkeypatch.setattr(prefill, "read_prompt", end)
-    loaded = Loaded(small(), tokenizer(), "small", None)
-    with PrefillServer(loaded, "tcp://127.0.0.1:0") as server, ThreadPoolExecutor(3) as threads:
-        serving = threads.submit(server.serve)
-        with llm() as engine, llm() as another:
-            at = str(server.address)
-            with RemotePrefill(engine, at, lease=LEASE) as one, RemotePrefill(another, at, lease=LEASE) as other:
-                begun = time.monotonic()
-                asking = [threads.submit(each.read, prompt(20), timeout=10 * LEASE) for each in (one, other)]
-                assert [each.result() for each in asking] == [prompt(20)] * 2, "read there by nobody"
-                assert time.monotonic() - begun < 2 * LEASE
-        with pytest.raises(EngineError, match="reads prompts"):
-            serving.result(5)
 
 
 def test_a_caller_that_sends_no_descriptor_is_given_up(tmp_path: Path) -> None:

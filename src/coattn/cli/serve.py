@@ -12,7 +12,7 @@ from coattn.cli.options import EngineOptions, Number, count_option, engine_optio
 from coattn.cli.output import err
 from coattn.cli.roles import RoleOptions, role_options, run_prefill
 from coattn.errors import ConfigError
-from coattn.serve.keys import KEY, read_keys
+from coattn.serve.settings import KEY, Settings, read_keys
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     import asyncio
 
     from coattn.serve.lifecycle import Service
-    from coattn.serve.settings import Settings
     from coattn.transfer.address import is_local
 
     if port > 65535:

@@ -8,6 +8,6 @@ One thread steps the engine (`engine.py`); one event loop speaks HTTP and never 
     prompt      text and messages to ids    ask       fields to sampling parameters
     gate        keys, hosts, request ids    errors    OpenAI's form
     body, sse   bytes in, events out        guide     answers of a given form
-    metrics, status   what can be seen      keys      where API keys come from
+    metrics, status   what can be seen      settings  limits, API keys
     cluster/    several machines, on Ray
 """

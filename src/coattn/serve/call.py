@@ -86,15 +86,11 @@ class HttpCall:
         try:
             elsewhere = self.llm.elsewhere
             if elsewhere is None:  # in one go: else the first of a burst would wait for the prompts of all
-                return await run(threads, self._make, make)
+                return await run(threads, lambda: self._submit(make(self.llm)))
             order = await run(threads, make, self.llm)
-            prompts: Sequence[list[int] | Prefilled] = order.prompts
-            if order.session is None:  # a session's turn is read where the session lies
-                self._arrived = time.perf_counter()
-                end = None if order.timeout is None else time.monotonic() + order.timeout
-                prompts = await run(elsewhere.threads, self._read, elsewhere, order, end)
-                order = replace(order, timeout=_left(end))
-            return await run(threads, self._submit, order, prompts)
+            if order.session is not None:  # a session's turn is read where the session lies
+                return await run(threads, self._submit, order)
+            return await run(elsewhere.threads, self._read, elsewhere, order)
         except CoattnError as error:
             raise explain(error) from error
 
@@ -165,23 +161,25 @@ class HttpCall:
             if not handle.done:
                 handle.cancel(later=True)
 
-    def _read(self, elsewhere: PromptReader, order: Order, end: float | None) -> Sequence[list[int] | Prefilled]:
-        """The prompts as another process has read them."""
+    def _read(self, elsewhere: PromptReader, order: Order) -> Order:
+        """Has another process read the prompts, and puts them in line."""
 
         def gone() -> bool:
             return self.closed or self._error is not None
 
-        read = partial(elsewhere.read, cancelled=gone, salt=order.salt)
-        return [read(ids, timeout=_left(end)) for ids in order.prompts]
+        def left() -> float | None:
+            return None if end is None else max(SOON, end - time.monotonic())
 
-    def _make(self, make: Callable[[LLM], Order]) -> Order:
-        order = make(self.llm)
-        return self._submit(order, order.prompts)
+        self._arrived = time.perf_counter()
+        end = None if order.timeout is None else time.monotonic() + order.timeout
+        prompts = [elsewhere.read(ids, timeout=left(), cancelled=gone, salt=order.salt) for ids in order.prompts]
+        return self._submit(replace(order, timeout=left()), prompts)
 
-    def _submit(self, order: Order, prompts: Sequence[list[int] | Prefilled]) -> Order:
+    def _submit(self, order: Order, prompts: Sequence[list[int] | Prefilled] | None = None) -> Order:
+        """prompts: those of the order, if another process may have read them."""
         handles: list[Handle] = []
         try:
-            for prompt in prompts:
+            for prompt in order.prompts if prompts is None else prompts:
                 for index in range(order.choices):
                     handles.append(self._one(order, prompt, index))
         except BaseException:
@@ -219,11 +217,6 @@ class HttpCall:
         if self._arrived is not None:
             handle.request.arrived = self._arrived
         return handle
-
-
-def _left(end: float | None) -> float | None:
-    """Seconds until `end`, on the monotonic clock."""
-    return None if end is None else max(SOON, end - time.monotonic())
 
 
 def join(parts: Sequence[RequestOutput]) -> RequestOutput:

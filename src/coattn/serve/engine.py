@@ -154,7 +154,10 @@ class EngineThread:
                 self.recoveries += 1
             finally:
                 self._began = None
-                _close(llm)
+                try:
+                    llm.close()
+                except Exception:
+                    log.exception("The engine could not be closed.")
                 self._flush()
         self._soon(self._set, "stopped", "The server has stopped.")
 
@@ -225,10 +228,3 @@ class EngineThread:
                 log.error("A step takes longer than %g s: its requests are given up on.", self._stall)
                 self.abandon(ApiError(500, f"A step took longer than {self._stall:g} s.", code="engine_failure"))
             self._stalled = stalled
-
-
-def _close(llm: LLM) -> None:
-    try:
-        llm.close()
-    except Exception:
-        log.exception("The engine could not be closed.")

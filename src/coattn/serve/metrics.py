@@ -17,6 +17,7 @@ Values = Iterable[tuple[tuple[str, ...], float]]
 Family = type[Gauge] | type[Counter]
 Table = tuple[tuple[str, str, str], ...]
 """Metrics of one kind: `(name, key of the report, help)`"""
+SPREAD = "in units of the values' spread."
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 FIRST = (*SHORT, 20, 40, 80, 160, 640, 2560)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -34,44 +35,46 @@ HISTOGRAMS = (
     ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
     ("request_generation_tokens", "Tokens of an answer.", TOKENS),
 )
-GAUGES: Table = (
-    ("num_requests_running", "running", "Requests that run."),
-    ("num_requests_waiting", "waiting", "Requests that wait."),
-)
-COUNTERS: Table = (
-    ("prompt_tokens", "prefill_tokens", "Tokens of prompts that were read."),
-    ("generation_tokens", "new_tokens", "Tokens that were drawn."),
-    ("num_preemptions", "preemptions", "How often a request's memory was given to others."),
-    ("prefix_cache_queries", "asked_tokens", "Tokens of prompts that were looked for among the stored."),
-    ("prefix_cache_hits", "cached_tokens", "Tokens of prompts that were stored already."),
-    ("prefix_cache_evictions", "prefix_evicted", "Stored blocks of prompts that were given up."),
-    ("decode_steps", "decode_steps", "Decode steps."),
-    ("prefill_steps", "prefill_steps", "Steps that read prompts."),
-    ("failed_steps", "failed_steps", "Steps that failed."),
-    ("remote_prefill_prompts", "elsewhere_prompts", "Prompts that another process has read."),
-    ("remote_prefill_tokens", "elsewhere_tokens", "Tokens of these prompts."),
-    ("remote_prefill_failures", "elsewhere_failed", "Prompts that another process was to read and did not."),
-)
-DISK_COUNTERS: Table = (
-    ("disk_cache_hits", "read_tokens", "Tokens of prompts that were read from the disk."),
-    ("disk_cache_refusals", "refused_tokens", "Tokens on the disk that were computed sooner than read."),
-    ("disk_cache_read_bytes", "read_bytes", "Bytes that were read from the disk."),
-    ("disk_cache_written_bytes", "written_bytes", "Bytes that were written to the disk."),
-    ("disk_cache_skipped_blocks", "skipped", "Blocks that were given up since the disk was too slow or full."),
-    ("disk_cache_deleted_blocks", "deleted", "Blocks that were deleted to keep to the limit."),
-    ("disk_cache_damaged_blocks", "damaged", "Blocks on the disk that were damaged."),
-)
-DISK_GAUGES: Table = (
-    ("disk_cache_bytes", "bytes", "Bytes of blocks on the disk."),
-    ("disk_cache_read_bytes_per_second", "read_bytes_per_s", "Measured speed of reading blocks from the disk."),
-    ("prompt_tokens_per_second", "prompt_tokens_per_s", "Measured speed of computing prompts."),
-)
-SPREAD = "in units of the values' spread."
-AUDIT_COUNTERS: Table = (("audits", "audits", "Cases that were compared with exact attention."),)
-AUDIT_GAUGES: Table = (
-    ("audit_error_target", "error_target", f"Error of attention's output that is allowed, {SPREAD}"),
-    ("audit_floor_factor", "floor_factor", "What the rule's floor is multiplied by to keep it."),
-)
+METRICS: dict[tuple[str | None, Family], Table] = {
+    (None, Gauge): (
+        ("num_requests_running", "running", "Requests that run."),
+        ("num_requests_waiting", "waiting", "Requests that wait."),
+    ),
+    (None, Counter): (
+        ("prompt_tokens", "prefill_tokens", "Tokens of prompts that were read."),
+        ("generation_tokens", "new_tokens", "Tokens that were drawn."),
+        ("num_preemptions", "preemptions", "How often a request's memory was given to others."),
+        ("prefix_cache_queries", "asked_tokens", "Tokens of prompts that were looked for among the stored."),
+        ("prefix_cache_hits", "cached_tokens", "Tokens of prompts that were stored already."),
+        ("prefix_cache_evictions", "prefix_evicted", "Stored blocks of prompts that were given up."),
+        ("decode_steps", "decode_steps", "Decode steps."),
+        ("prefill_steps", "prefill_steps", "Steps that read prompts."),
+        ("failed_steps", "failed_steps", "Steps that failed."),
+        ("remote_prefill_prompts", "elsewhere_prompts", "Prompts that another process has read."),
+        ("remote_prefill_tokens", "elsewhere_tokens", "Tokens of these prompts."),
+        ("remote_prefill_failures", "elsewhere_failed", "Prompts that another process was to read and did not."),
+    ),
+    ("disk", Counter): (
+        ("disk_cache_hits", "read_tokens", "Tokens of prompts that were read from the disk."),
+        ("disk_cache_refusals", "refused_tokens", "Tokens on the disk that were computed sooner than read."),
+        ("disk_cache_read_bytes", "read_bytes", "Bytes that were read from the disk."),
+        ("disk_cache_written_bytes", "written_bytes", "Bytes that were written to the disk."),
+        ("disk_cache_skipped_blocks", "skipped", "Blocks that were given up since the disk was too slow or full."),
+        ("disk_cache_deleted_blocks", "deleted", "Blocks that were deleted to keep to the limit."),
+        ("disk_cache_damaged_blocks", "damaged", "Blocks on the disk that were damaged."),
+    ),
+    ("disk", Gauge): (
+        ("disk_cache_bytes", "bytes", "Bytes of blocks on the disk."),
+        ("disk_cache_read_bytes_per_second", "read_bytes_per_s", "Measured speed of reading blocks from the disk."),
+        ("prompt_tokens_per_second", "prompt_tokens_per_s", "Measured speed of computing prompts."),
+    ),
+    ("audit", Counter): (("audits", "audits", "Cases that were compared with exact attention."),),
+    ("audit", Gauge): (
+        ("audit_error_target", "error_target", f"Error of attention's output that is allowed, {SPREAD}"),
+        ("audit_floor_factor", "floor_factor", "What the rule's floor is multiplied by to keep it."),
+    ),
+}
+"""By the part of the report that has the value, if it is not the report itself. An engine may lack a part."""
 AUDITED: Table = (
     ("audit_error", "error", f"Error of attention's output as audited, {SPREAD}"),
     ("audit_missed_mass", "missed_mass", "Share of the softmax that was not attended by its own keys, as audited."),
@@ -122,11 +125,7 @@ class Metrics:
         if llm is None:
             return
         report, name = llm.report(), self._name()
-        yield from _table(Gauge, GAUGES, report, name)
-        yield from _table(Counter, COUNTERS, report, name)
-        if report["disk"] is not None:
-            yield from _table(Counter, DISK_COUNTERS, report["disk"], name)
-            yield from _table(Gauge, DISK_GAUGES, report["disk"], name)
+        yield from _tables(report, name)
         ended = [((name, reason), count) for reason, count in report["requests"].items()]
         labels = ("model_name", "finished_reason")
         yield _metric(Counter, "request_success", "Requests by how they ended.", ended, *labels)
@@ -147,25 +146,25 @@ class Metrics:
         yield _metric(Gauge, "kv_cache_usage_perc", text, used, "tier")
 
 
+def _tables(report: dict[str, Any], name: str) -> Iterator[Metric]:
+    """A metric of each row; a count that the report lacks is zero, and a speed that is not known yet is left out."""
+    for (part, kind), table in METRICS.items():
+        values = report if part is None else report[part]
+        for what, key, text in () if values is None else table:
+            value = values.get(key, 0)
+            if value is not None:
+                yield _metric(kind, what, text, [((name,), value)], "model_name")
+
+
 def _audit(audit: dict[str, Any] | None, name: str) -> Iterator[Metric]:
     """What was measured of a method that promises an error; nothing of others."""
     if audit is None:
         return
-    yield from _table(Counter, AUDIT_COUNTERS, audit, name)
-    yield from _table(Gauge, AUDIT_GAUGES, audit, name)
     for what, key, text in AUDITED:
         low, high = audit[f"{key}_95"] or (None, None)
         values = (("mean", audit[key]), ("low_95", low), ("high_95", high))
         shown = [((name, which), value) for which, value in values if value is not None]
         yield _metric(Gauge, what, text, shown, "model_name", "value")
-
-
-def _table(kind: Family, table: Table, report: dict[str, Any], name: str) -> Iterator[Metric]:
-    """A metric of each row; a count that the report lacks is zero, and a speed that is not known yet is left out."""
-    for what, key, text in table:
-        value = report.get(key, 0)
-        if value is not None:
-            yield _metric(kind, what, text, [((name,), value)], "model_name")
 
 
 def _metric(kind: Family, what: str, text: str, values: Values, *labels: str) -> Metric:

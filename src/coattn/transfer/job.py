@@ -6,7 +6,6 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from coattn.errors import BudgetError, CoattnError
 from coattn.step.probe import Probe
 from coattn.transfer.channel import TICK_S, Channel, ChannelError, Frame, GoneError
-from coattn.transfer.layout import Layout, Rows, Span
+from coattn.transfer.layout import Layout, Span
 from coattn.transfer.lease import BEATS, Lease
 from coattn.transfer.transport import send_parts
 from coattn.types import Step
@@ -37,31 +36,19 @@ class Part:
 
 
 class Job:
-    """One prompt for one caller. shared: memory that both map, if any.
+    """One prompt for one caller. shared: memory that both map, if any."""
 
-    alive: whether the model's thread still reads; if not, nothing more is sent.
-    """
-
-    def __init__(
-        self,
-        channel: Channel,
-        shared: Tensor | None,
-        tokens: Tensor,
-        layout: Layout,
-        lease: Lease,
-        alive: Callable[[], bool],
-    ) -> None:
+    def __init__(self, channel: Channel, shared: Tensor | None, tokens: Tensor, layout: Layout, lease: Lease) -> None:
         self.channel, self.shared, self.tokens, self.layout, self.lease = channel, shared, tokens, layout, lease
         self._parts: queue.Queue[Part] = queue.Queue(AHEAD)
         self._streams: dict[torch.device, Any] = {}
-        self._alive = alive
         self._unsent = False
         """Whether it failed on its way: nothing more is to be read."""
         self.read = threading.Event()
         """Set when the model is no longer used for it."""
 
     def check(self, _: int = 0) -> None:
-        if self._unsent or self.lease.over or not self._alive():
+        if self._unsent or self.lease.over:
             raise GoneError
 
     def put(self, part: Part) -> None:
@@ -108,7 +95,7 @@ class Job:
         return within
 
 
-def failed(what: str, error: Exception) -> Frame:
+def failed(what: str, error: BaseException) -> Frame:
     """What a caller is told of an error: its sentence and hint, or else `what` and its name; then the log has more."""
     if isinstance(error, CoattnError):
         said = {"why": error.sentence, "hint": error.hint, "budget": isinstance(error, BudgetError)}
@@ -123,19 +110,25 @@ class Sends(Probe):
 
     def __init__(self, job: Job) -> None:
         self.job, self.scales = job, [1.0] * len(job.layout.shapes)
+        self.queries: dict[int, Tensor] = {}
+        """The last ones of each layer so far."""
 
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         self.scales[layer] = scale
         layout = self.job.layout
         (start,) = step.history
         end = start + len(k)
-        first = layout.tokens - layout.queries  # the first token whose query is sent
-        rows = Rows(layer, start, end, max(first, start) - first, max(first, end) - first)
-        queries = q[max(first, start) - start :].clone()
-        parts = [(s, x) for s, x in zip(layout.rows(rows), (k, v, queries), strict=True) if s.nbytes]
+        known = [*([self.queries[layer]] if start else []), q[-layout.queries :]]
+        self.queries[layer] = torch.cat(known)[-layout.queries :]
         ready = None
         if k.device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(torch.cuda.current_stream(k.device))
-        frame = {"op": "layer", "layer": layer, "rows": [start, end, rows.first, rows.last]}
-        self.job.put(Part(frame, parts, ready))
+        frame = {"op": "layer", "layer": layer, "rows": [start, end]}
+        self.job.put(Part(frame, list(zip(layout.rows(layer, start, end), (k, v), strict=True)), ready))
+
+    def finish(self, logits: Tensor) -> None:
+        """Hands over what comes last. logits: float32 `[1, vocabulary]`."""
+        last = [*(self.queries[layer].cpu() for layer in range(len(self.scales))), logits.cpu()]
+        parts = list(zip(self.job.layout.last(), last, strict=True))
+        self.job.put(Part({"op": "done", "scales": self.scales}, parts))

@@ -1,4 +1,4 @@
-"""Where everything of one prompt lies in one piece of memory, the same on both sides.
+"""Where everything of one prompt lies in one piece of memory, the same on both sides, and whether the sides fit.
 
     layer 0: K [tokens, kv_heads, d] | V like K | last queries [queries, q_heads, d]
     layer 1: ...
@@ -13,7 +13,7 @@ late writes to memory that is no longer read.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +21,13 @@ import torch
 from torch import Tensor
 
 from coattn.hf.prefilled import QUERIES, Prefilled
+from coattn.transfer.channel import Frame
 from coattn.types import LayerShape
 
 ALIGN = 64
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one layer: tokens `start .. end`, and of the last queries `first .. last`."""
-
-    layer: int
-    start: int
-    end: int
-    first: int
-    last: int
+FORMAT = 3
+COMPARED = ("configuration", "weights", "tokenizer")
+"""Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
 
 
 @dataclass(frozen=True)
@@ -72,39 +65,48 @@ class Layout:
         self.size = end + 4 * vocabulary
         """Bytes in all."""
 
-    def rows(self, which: Rows) -> tuple[Span, Span, Span]:
-        """K, V and queries of some rows of a layer."""
-        k, v, q = self._starts[which.layer]
-        shape = self.shapes[which.layer]
+    def rows(self, layer: int, start: int, end: int) -> list[Span]:
+        """K and V of the tokens `start .. end`."""
+        shape = self.shapes[layer]
+        before, size = start * shape.token_bytes // 2, (end - start, shape.kv_heads, shape.head_dim)
+        return [Span(base + before, size, shape.dtype) for base in self._starts[layer][:2]]
 
-        def span(base: int, start: int, end: int, heads: int) -> Span:
-            row = heads * shape.head_dim * shape.dtype.itemsize
-            return Span(base + start * row, (end - start, heads, shape.head_dim), shape.dtype)
-
-        return (
-            span(k, which.start, which.end, shape.kv_heads),
-            span(v, which.start, which.end, shape.kv_heads),
-            span(q, which.first, which.last, shape.q_heads),
-        )
-
-    def logits(self) -> Span:
-        return Span(self._logits, (1, self.vocabulary), torch.float32)
+    def last(self) -> list[Span]:
+        """What is known when all tokens are: the last queries of every layer, and the logits."""
+        pairs = zip(self.shapes, self._starts, strict=True)
+        spans = [Span(starts[2], (self.queries, s.q_heads, s.head_dim), s.dtype) for s, starts in pairs]
+        return [*spans, Span(self._logits, (1, self.vocabulary), torch.float32)]
 
     def prefilled(self, memory: Tensor, tokens: Sequence[int], scales: Sequence[float], read_by: str) -> Prefilled:
         """The prompt, where it lies: its tensors keep the memory."""
-        whole = [self.rows(Rows(i, 0, self.tokens, 0, self.queries)) for i in range(len(self.shapes))]
-        return Prefilled(
-            tuple(tokens),
-            tuple((k.of(memory), v.of(memory)) for k, v, _ in whole),
-            tuple(q.of(memory) for _, _, q in whole),
-            tuple(scales),
-            self.logits().of(memory),
-            read_by,
-            transferred=True,
-        )
+        whole = [self.rows(i, 0, self.tokens) for i in range(len(self.shapes))]
+        kv = tuple((k.of(memory), v.of(memory)) for k, v in whole)
+        *queries, logits = (span.of(memory) for span in self.last())
+        return Prefilled(tuple(tokens), kv, tuple(queries), tuple(scales), logits, read_by, transferred=True)
 
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor in DRAM, where they lie."""
     held: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(held)
+
+
+def introduce(fingerprints: Mapping[str, str], layers: Sequence[LayerShape], vocabulary: int) -> Frame:
+    """The first frame of a caller. Its shapes are what a `Layout` is made of."""
+    return {
+        "op": "open",
+        "format": FORMAT,
+        "fingerprints": {name: fingerprints[name] for name in COMPARED},
+        "shapes": [vocabulary, *([s.kv_heads, s.q_heads, s.head_dim, str(s.dtype)] for s in layers)],
+    }
+
+
+def mismatch(theirs: Frame, own: Frame) -> str | None:
+    """Why a caller that introduced itself so is not read for; None where it is."""
+    if theirs["op"] != "open" or theirs.get("format") != FORMAT:
+        return f"It speaks another version than {FORMAT} of this protocol."
+    known = theirs.get("fingerprints")
+    wrong = [k for k in COMPARED if not isinstance(known, dict) or known.get(k) != own["fingerprints"][k]]
+    if wrong:
+        return f"It has another {' and another '.join(wrong)}."
+    return None if theirs.get("shapes") == own["shapes"] else "Its layers have other shapes or another dtype."

@@ -17,8 +17,7 @@ from coattn.hf.fingerprint import read_by
 from coattn.hf.prefilled import Prefilled
 from coattn.transfer.address import Address
 from coattn.transfer.channel import Channel, ChannelError, Frame, RefusedError
-from coattn.transfer.handshake import introduce
-from coattn.transfer.layout import Layout, Rows, raw
+from coattn.transfer.layout import Layout, introduce, raw
 from coattn.transfer.lease import WAKE, Watch
 from coattn.transfer.transport import make_shared, take_parts
 
@@ -115,19 +114,19 @@ class Link:
     def _receive(self, channel: Channel, layout: Layout, memory: torch.Tensor, watch: Watch) -> list[float]:
         """Takes every row once, in order, each with its digest -> the scales of the layers."""
         tick = watch.beating(channel)
-        tokens, queries = [0] * len(layout.shapes), [0] * len(layout.shapes)
+        tokens = [0] * len(layout.shapes)
         while True:
             frame = channel.receive(tick)
             op = frame["op"]
             if op == "layer":
-                rows = _rows(frame, tokens, queries, layout)
-                parts = [span.of(memory) for span in layout.rows(rows) if span.nbytes]
+                layer, start, end = _rows(frame, tokens, layout.tokens)
+                parts = [span.of(memory) for span in layout.rows(layer, start, end)]
                 take_parts(channel, self.address.shared, frame, parts, tick)
-                tokens[rows.layer], queries[rows.layer] = rows.end, max(queries[rows.layer], rows.last)
+                tokens[layer] = end
             elif op == "done":
-                if set(tokens) != {layout.tokens} or set(queries) != {layout.queries}:
+                if set(tokens) != {layout.tokens}:
                     raise ChannelError("layers are missing")
-                take_parts(channel, self.address.shared, frame, [layout.logits().of(memory)], tick)
+                take_parts(channel, self.address.shared, frame, [span.of(memory) for span in layout.last()], tick)
                 scales = frame.get("scales")
                 if not isinstance(scales, list) or len(scales) != len(layout.shapes):
                     raise ChannelError("scales are missing")
@@ -148,16 +147,10 @@ class FailedError(TransferError):
         """The error to raise for the request."""
 
 
-def _rows(frame: Frame, tokens: Sequence[int], queries: Sequence[int], layout: Layout) -> Rows:
-    """What a frame names, if it is what comes next of its layer."""
-    layer, rows = frame.get("layer"), frame.get("rows")
-    if type(layer) is not int or not 0 <= layer < len(tokens) or not isinstance(rows, list) or len(rows) != 4:
-        raise ChannelError("a layer has no name")
-    if not all(type(each) is int for each in rows):
-        raise ChannelError("a layer's rows are not numbers")
-    start, end, first, last = rows
-    if start != tokens[layer] or not start < end <= layout.tokens:
-        raise ChannelError("rows are out of order")
-    if not 0 <= first <= last <= layout.queries or (first < last and first != queries[layer]):
-        raise ChannelError("queries are out of order")
-    return Rows(layer, start, end, first, last)
+def _rows(frame: Frame, tokens: Sequence[int], most: int) -> tuple[int, int, int]:
+    """The layer and the tokens that a frame names, if they are what comes next of this layer."""
+    match frame:
+        case {"layer": int(layer), "rows": [int(start), int(end)]} if 0 <= layer < len(tokens):
+            if start == tokens[layer] and start < end <= most:
+                return layer, start, end
+    raise ChannelError("rows are out of order")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from coattn.cache.ledger import Ledger
-from coattn.errors import ConfigError, EngineError
+from coattn.errors import ConfigError
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session, longest
 from coattn.hf.load import Loaded
@@ -25,9 +25,8 @@ from coattn.part import MOST as MOST_TOKENS
 from coattn.part import check_count
 from coattn.transfer.address import Address, same_user
 from coattn.transfer.channel import TICK_S, Channel, ChannelError, Frame, GoneError
-from coattn.transfer.handshake import introduce, mismatch
 from coattn.transfer.job import Job, Part, Sends, failed
-from coattn.transfer.layout import Layout, raw
+from coattn.transfer.layout import Layout, introduce, mismatch, raw
 from coattn.transfer.lease import LEAST, MOST, Lease
 from coattn.transfer.transport import map_shared
 from coattn.units import parse_bytes
@@ -88,8 +87,8 @@ class PrefillServer:
         self._model.start()
 
     def serve(self) -> None:
-        """Takes calls until `stop`. Raises EngineError if the thread of the model ends before that."""
-        while self._model.is_alive() and not self._stopping.is_set():
+        """Takes calls until `stop`."""
+        while not self._stopping.is_set():
             try:
                 link, _ = self._socket.accept()
             except TimeoutError:
@@ -108,8 +107,6 @@ class PrefillServer:
             self._threads = [each for each in self._threads if each.is_alive()]
             self._threads.append(threading.Thread(target=self._talk, args=(link,), daemon=True))
             self._threads[-1].start()
-        if not self._stopping.is_set():
-            raise EngineError("The thread that reads prompts has ended.", "Start the process again.")
 
     def stop(self) -> None:
         """Takes no more calls; what is being read goes on. From any thread, or a signal's handler."""
@@ -152,7 +149,7 @@ class PrefillServer:
                 self.counts["tokens"] += len(job.tokens)
             except GoneError:
                 self.counts["failed"] += 1
-            except Exception as error:
+            except BaseException as error:  # whatever it is, the next prompt is read
                 self.counts["failed"] += 1
                 with contextlib.suppress(GoneError):
                     job.put(Part(failed("The step failed", error), []))
@@ -166,8 +163,7 @@ class PrefillServer:
         count = len(job.tokens)
         check_length(self._session.model, count)
         logits = read_prompt(self._session, self.row, Ledger(*self._budgets), job.tokens, [count], self._chunk, [probe])
-        here = logits[count].float().cpu()
-        job.put(Part({"op": "done", "scales": probe.scales}, [(job.layout.logits(), here)]))
+        probe.finish(logits[count].float())
 
     def _talk(self, link: socket.socket) -> None:
         """The thread of one caller."""
@@ -215,7 +211,7 @@ class PrefillServer:
         shared = map_shared(channel.receive_fd(heard), layout.size) if self.address.shared else None
         ids = torch.empty(count, dtype=torch.int32)
         channel.read_into(raw(ids), heard)
-        job = Job(channel, shared, ids.long(), layout, lease, self._model.is_alive)
+        job = Job(channel, shared, ids.long(), layout, lease)
         sender = threading.Thread(target=job.send, name="coattn-send", daemon=True)
         sender.start()
         self._active.add(job)
@@ -226,8 +222,7 @@ class PrefillServer:
         finally:
             lease.drop()  # whatever the end was: nothing is written from here on
             sender.join()
-            while not job.read.wait(TICK_S) and self._model.is_alive():
-                pass
+            job.read.wait()
             self._active.discard(job)
 
 

@@ -34,7 +34,6 @@ def test_the_example_is_one_that_is_taken() -> None:
     (app,) = example["applications"]
     assert app["import_path"] == "coattn.serve.cluster.app:build"
     options = Options.read(app["args"])
-    options.check()
     assert options.deployment()["autoscaling_config"]["max_replicas"] == 4
 
 

@@ -190,9 +190,7 @@ def _echo(body: ResponsesRequest, model: str) -> Json:
         "model": model,
         "error": None,
         "background": False,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
+        **body.model_dump(include={"instructions", "max_output_tokens", "max_tool_calls", "user"}),
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
@@ -206,5 +204,4 @@ def _echo(body: ResponsesRequest, model: str) -> Json:
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
-        "user": body.user,
     }

@@ -2,7 +2,7 @@
 
     app        the application that `serve deploy` builds      options   the `args` of the file
     relay      a request to a replica; if it dies, to another  server    one replica: an engine and the app
-    affinity   where a request's KV may lie                    router    Ray's hook: which replica
+    affinity   which replica has a request's KV
 
-Only `app` and `router` know Ray.
+Only `app` knows Ray.
 """

@@ -1,28 +1,29 @@
-"""A request on its way to a replica, and to another one if that dies before its first event."""
+"""A request on its way to a replica, and to another one if that dies before its answer begins."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
 
 from coattn.serve.body import read_raw
-from coattn.serve.cluster.affinity import NOWHERE, Affinity, affinity
-from coattn.serve.errors import BROKEN, ApiError, unavailable
+from coattn.serve.cluster.affinity import affinity
+from coattn.serve.errors import BROKEN, RETRY, ApiError
 from coattn.serve.gate import TENANT
 from coattn.serve.settings import Settings
-from coattn.serve.sse import DONE, GoneError, event, unless_gone
+from coattn.serve.sse import DONE, event
 
 log = logging.getLogger("coattn.serve")
 Message = MutableMapping[str, Any]
 """Of ASGI."""
+Stream = AsyncGenerator[Message, None]
+"""A replica's answer."""
 REPLICA = "x-coattn-replica"
 """The header that names the replica: in an answer the one that gave it, in a request the one that shall answer."""
 
@@ -33,143 +34,94 @@ class Forwarded:
 
     scope: dict[str, Any]
     body: bytes
-    affinity: Affinity = NOWHERE
-    avoid: tuple[str, ...] = ()
-    """Replicas that have failed this request."""
+    key: str = ""
+    """What decides which replica gets it, if anything does."""
     wanted: str = ""
     """The replica that the client names, if any."""
+    avoid: str = ""
+    """The replica that has refused this request, if one has."""
 
 
-class Stream(Protocol):
-    """A replica's answer: lists of ASGI messages, the first of which is `taken`."""
-
-    async def __anext__(self) -> list[Message]: ...
-    def cancel(self) -> object: ...
-
-
-class LostError(Exception):
+class LostError(ApiError):
     """The replica has died."""
 
-
-class FullError(Exception):
-    """Too many requests wait for a replica."""
-
-
-def taken(name: str) -> Message:
-    """The first message of every answer: the replica of this name has the request."""
-    return {"type": "coattn.taken", REPLICA: name}
+    def __init__(self) -> None:
+        said = "The replica that answered was lost. Send the request again."
+        super().__init__(503, said, kind="service_unavailable", code="replica_lost", headers=RETRY)
 
 
 class Relay:
-    """An ASGI app. open: sends a request to a replica; its stream raises `LostError` and `FullError`."""
+    """A route. open: sends a request to a replica; the stream raises ApiError, LostError if the replica dies.
 
-    def __init__(self, settings: Settings, open: Callable[[Forwarded], Stream], retries: int, line: float) -> None:
-        """retries: how many other replicas are tried. line: seconds that a request waits for a replica."""
-        self.settings, self._open, self.retries, self.line = settings, open, retries, line
+    Ray cancels what it calls when the client leaves.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, settings: Settings, open: Callable[[Forwarded], Stream]) -> None:
+        self.settings, self._open = settings, open
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer of a replica, or of a second one if the first is lost or takes no requests now."""
         try:
-            raw = await read_raw(Request(scope, receive), self.settings)
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        plain: dict[str, Any] = {name: value for name, value in scope.items() if isinstance(value, str | bytes | tuple)}
-        plain["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-        keys = affinity(scope["path"], raw, scope.get(TENANT, b""))
-        request = Forwarded(plain, raw, keys, wanted=Headers(scope=scope).get(REPLICA, ""))
-        with suppress(GoneError):
-            await unless_gone(receive, self._answer(request, Outward(scope, receive, send)))
-
-    async def _answer(self, request: Forwarded, out: Outward) -> None:
-        for left in range(self.retries, -1, -1):
-            failed: ApiError | None = None
+            asked = _forwarded(request, await read_raw(request, self.settings))
             try:
-                if await self._try(request, out, final=not left):
-                    return
+                answer = await self._ask(asked)
             except LostError:
-                log.warning("A replica was lost %s.", "in its answer" if out.begun else "before its answer began")
-                if not left or out.begun:
-                    failed = unavailable("The replica that answered was lost. Send the request again.", "replica_lost")
-            except FullError:
-                failed = unavailable("Too many requests wait for a replica.", "queue_full")
-            except TimeoutError:
-                failed = unavailable(f"No replica took the request within {self.line:g} s.", "no_replica")
-            except Exception:
-                log.exception("A request failed between the front and a replica.")
-                failed = ApiError(500, BROKEN, code="internal_error")
-            if failed is not None:
-                await out.fail(failed)
-                return
-            if out.replica:
-                request = replace(request, avoid=(*request.avoid, out.replica))
+                log.warning("A replica was lost before its answer began.")
+                return await self._ask(asked)
+            if answer.status_code == 503:
+                answer = await self._ask(replace(asked, avoid=answer.headers.get(REPLICA, "")))
+            return answer
+        except Exception as error:
+            return _told(error).response()
 
-    async def _try(self, request: Forwarded, out: Outward, final: bool) -> bool:
-        """False: the replica takes no requests now, and another one may."""
-        stream, ended = self._open(request), False
-        out.replica = ""
+    async def _ask(self, asked: Forwarded) -> Response:
+        """A stream is passed on as it comes, any other answer when it is complete."""
+        stream = self._open(asked)
+        head = await anext(stream, None)
+        if head is None:
+            raise LostError
+        status = head["status"]
+        answer: Response
+        if status == 200 and Headers(scope=head).get("content-type", "").startswith("text/event-stream"):
+            answer = StreamingResponse(_events(stream))
+        else:
+            async with aclosing(stream):
+                answer = Response(b"".join([data async for data in _bodies(stream)]), status)
+        answer.raw_headers = list(head["headers"])
+        return answer
+
+
+async def _events(stream: Stream) -> AsyncIterator[bytes]:
+    """The events of a stream. If it breaks, the last one is an error in OpenAI's form: no other replica can go on."""
+    async with aclosing(stream):
         try:
-            for first in await asyncio.wait_for(stream.__anext__(), self.line):
-                out.replica = first.get(REPLICA, "")
-            while not ended:
-                for message in await stream.__anext__():
-                    ended = await out.take(message) or ended
-            if out.status == 503 and not final:
-                return False
-            await out.flush()
-            return True
-        except StopAsyncIteration:
-            raise LostError from None
-        finally:
-            if not ended:
-                stream.cancel()
+            async for data in _bodies(stream):
+                yield data
+        except Exception as error:
+            log.warning("A replica was lost in its answer.")
+            yield event(_told(error).body()) + DONE
 
 
-class Outward:
-    """What a client gets. A stream is relayed as it comes, any other answer when it is complete."""
+async def _bodies(stream: Stream) -> AsyncIterator[bytes]:
+    more = True
+    async for message in stream:
+        yield message.get("body", b"")
+        more = message.get("more_body", False)
+    if more:
+        raise LostError
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
-        self.begun = False
-        """Whether an event has been sent: from then on no other replica can continue the answer."""
-        self.status, self.replica = 0, ""
-        self._started = self._streams = False
-        self._head: Message = {}
-        self._body = b""
 
-    async def take(self, message: Message) -> bool:
-        """One message of a replica -> whether it was the last one."""
-        if message["type"] == "http.response.start":
-            self._head, self._body, self.status = message, b"", message["status"]
-            kind = Headers(scope=message).get("content-type", "")
-            self._streams = self.status == 200 and kind.startswith("text/event-stream")
-            if self._streams and not self._started:
-                self._started = True
-                await self._send(message)
-            return False
-        body = message.get("body", b"")
-        if self._streams:
-            self.begun = self.begun or b"data:" in body
-            await self._send(message)
-        else:
-            self._body += body
-        return not message.get("more_body", False)
+def _told(error: Exception) -> ApiError:
+    """What the client is told; the log has more."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("A request failed between the front and a replica.", exc_info=error)
+    return ApiError(500, BROKEN, code="internal_error")
 
-    async def flush(self) -> None:
-        """Sends an answer that is not a stream; as an event, if a replica that was lost had begun a stream."""
-        if self._streams:
-            return
-        if self._started:
-            await self._end(b"data: " + self._body.strip() + b"\n\n" + DONE)
-        else:
-            await self._send(self._head)
-            await self._end(self._body)
 
-    async def fail(self, error: ApiError) -> None:
-        """Ends the answer with an error in OpenAI's form."""
-        if self._started:
-            await self._end(event(error.body()) + DONE)
-        else:
-            await error.response()(self._scope, self._receive, self._send)
-
-    async def _end(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+def _forwarded(request: Request, raw: bytes) -> Forwarded:
+    scope = request.scope
+    plain: dict[str, Any] = {name: value for name, value in scope.items() if isinstance(value, str | bytes | tuple)}
+    plain["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    key = affinity(scope["path"], raw, scope.get(TENANT, b""))
+    return Forwarded(plain, raw, key, wanted=request.headers.get(REPLICA, ""))

@@ -6,20 +6,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 
+from coattn.engine.llm import LLM
+from coattn.hf.load import Loaded, load
 from coattn.serve.app import build
 from coattn.serve.cluster.options import Options
-from coattn.serve.cluster.relay import REPLICA, Forwarded, Message, taken
+from coattn.serve.cluster.relay import REPLICA, Forwarded, Message
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import unavailable
-from coattn.serve.keys import read_keys
-
-if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
-    from coattn.hf.load import Loaded
+from coattn.serve.settings import read_keys
 
 log = logging.getLogger("coattn.serve")
 LOOK_S = 0.1
@@ -54,7 +51,6 @@ class Server:
 
     async def answer(self, request: Forwarded) -> AsyncIterator[list[Message]]:
         """The app's messages, those that came together in one list. Closing this cancels the request."""
-        yield [taken(self.name)]
         queue: asyncio.Queue[Message | None] = asyncio.Queue()
         body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
@@ -94,9 +90,6 @@ class Server:
         self.app.state.context.close()
 
     def _open(self) -> LLM:
-        from coattn.engine.llm import LLM
-        from coattn.hf.load import load
-
         given = self.options
         if self._loaded is None:  # after a failure the weights are still there
             on_host = given.weights_on_gpu is not None

@@ -13,6 +13,15 @@ from coattn.serve.schema.chat import ChatRequest, Part, join_text
 SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "parallel_tool_calls", "chat_template_kwargs")
 """Fields that mean the same in a chat."""
 
+STORED = {
+    "previous_response_id": "Responses are not stored here: send the whole conversation as input.",
+    "conversation": "Conversations are not stored here: send the whole conversation as input.",
+    "store": "Responses are not stored here: send store: false, or leave it out.",
+    "background": "Responses are not stored here, so none can be made in the background.",
+    "prompt": "Prompts are not stored here: send their text as input.",
+}
+"""Fields that need something stored, and why they are refused."""
+
 
 class Item(Body):
     """A message, a call that the model made, or what became of one."""
@@ -100,16 +109,10 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
 
 
 def _refuse(body: ResponsesRequest) -> None:
-    if body.previous_response_id is not None:
-        raise invalid("previous_response_id", "Responses are not stored here: send the whole conversation as input.")
-    if body.conversation is not None:
-        raise invalid("conversation", "Conversations are not stored here: send the whole conversation as input.")
-    if body.store:
-        raise invalid("store", "Responses are not stored here: send store: false, or leave it out.")
-    if body.background:
-        raise invalid("background", "Responses are not stored here, so none can be made in the background.")
-    if body.prompt is not None:
-        raise invalid("prompt", "Prompts are not stored here: send their text as input.")
+    for name, why in STORED.items():
+        value = getattr(body, name)
+        if value is not None and value is not False:
+            raise invalid(name, why)
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise invalid("top_logprobs", "Log-probabilities are given by /v1/chat/completions alone.")
     if body.truncation == "auto":

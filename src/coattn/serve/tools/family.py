@@ -24,7 +24,6 @@ To call one, write its name and its arguments as JSON, like this:
 class Family:
     """A form of calls: `first`; for each call `head` with its name, its arguments as JSON and `tail`; then `last`."""
 
-    name: str
     marker: str
     """What a call begins with: text that is no call does not have it."""
     head: str
@@ -45,11 +44,10 @@ class Family:
         return self.head.replace("NAME", json.dumps(name)[1:-1])
 
 
-HERMES = Family("hermes", "<tool_call>", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n")
+HERMES = Family("<tool_call>", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n")
 """Hermes, ChatML, Qwen2.5 and Qwen3; and, with an explanation in the prompt, models that were taught no form."""
-LLAMA = Family("llama3", '{"name"', '{"name": "NAME", "parameters": ', "}", most=1, anywhere=False)
+LLAMA = Family('{"name"', '{"name": "NAME", "parameters": ', "}", most=1, anywhere=False)
 MISTRAL = Family(
-    "mistral",
     "[TOOL_CALLS]",
     '{"name": "NAME", "arguments": ',
     "}",
@@ -58,8 +56,8 @@ MISTRAL = Family(
     last="]",
     id_length=9,
 )
-MISTRAL_ARGS = Family("mistral-args", "[TOOL_CALLS]", "[TOOL_CALLS]NAME[ARGS]", "", id_length=9)
-FAMILIES = {each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS)}
+MISTRAL_ARGS = Family("[TOOL_CALLS]", "[TOOL_CALLS]NAME[ARGS]", "", id_length=9)
+FAMILIES = {"hermes": HERMES, "llama3": LLAMA, "mistral": MISTRAL, "mistral-args": MISTRAL_ARGS}
 
 
 def template_text(tokenizer: Any) -> str:

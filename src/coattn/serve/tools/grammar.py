@@ -23,20 +23,14 @@ class Lark:
     """A grammar that grows. special: tokens that are more than their text, by name."""
 
     def __init__(self, special: dict[str, int]) -> None:
-        self._special = special
+        self.special = special
         self._lines: list[str] = []
-        self._parts = re.compile("|".join(sorted(map(re.escape, special), key=len, reverse=True)) or r"(?!)")
+        self._parts = re.compile(f"({'|'.join(sorted(map(re.escape, special), key=len, reverse=True)) or '(?!)'})")
 
     def text(self, given: str) -> str:
         """Words of the grammar for this text."""
-        found, at = [], 0
-        for match in self._parts.finditer(given):
-            found += [json.dumps(given[at : match.start()])] * (match.start() > at) + [f"<[{self._special[match[0]]}]>"]
-            at = match.end()
-        return " ".join([*found, *([json.dumps(given[at:])] if at < len(given) else [])])
-
-    def is_special(self, given: str) -> bool:
-        return given in self._special
+        parts = filter(None, self._parts.split(given))
+        return " ".join(f"<[{self.special[each]}]>" if each in self.special else json.dumps(each) for each in parts)
 
     def rule(self, name: str, body: str) -> str:
         self._lines.append(f"{name}: {body}")
@@ -88,7 +82,7 @@ def tools_grammar(
         lark.rule("TEXT", _text(lark, family, thinks))
         if not family.anywhere:
             start = f"({whole}) | TEXT"
-        elif lark.is_special(family.marker):
+        elif family.marker in lark.special:
             start = f"TEXT ({whole})?"
         else:
             # the text before a call ends with the marker: one word, so that the lexer need not choose between two
@@ -116,13 +110,13 @@ def _text(lark: Lark, family: Family, thinks: bool) -> str:
     inner = f"(?s:.*){marker}(?s:.*)" if family.anywhere else rf"\s*{marker}(?s:.*)"
     # after a thought, white space belongs to neither the text nor the call
     text = f"{SOLID if thinks else ANY} & ~/{inner}/"
-    return text if not thinks or lark.is_special(THINK) else f"{text} & ~/{THINK}(?s:.*)/"
+    return text if not thinks or THINK in lark.special else f"{text} & ~/{THINK}(?s:.*)/"
 
 
 def _after_thought(lark: Lark, start: str, thinks: bool, thinking: bool) -> str:
     if not thinks:
         return start
-    if lark.is_special(THOUGHT):
+    if THOUGHT in lark.special:
         lark.rule("THOUGHT", ANY)
         thought = f"THOUGHT {lark.text(THOUGHT)}"
     else:

@@ -112,7 +112,16 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
     # calls that must come have a form even where the model's own is not known
     family = family_of(tokenizer) or (HERMES if choice.required else None)
     own = getattr(tokenizer, "response_template", None)
-    guide = _guide(body, choice, llm, family, thinks, thinking, grammars)
+    special = special_tokens(tokenizer)
+    reply = grammars.schema(body.response_format)
+    if choice.tools and family is not None:
+        guide: Callable[[], Guide] | None = _tools_guide(
+            body, choice, llm, family, grammars, thinks=thinks, thinking=thinking
+        )
+    elif reply is not None and thinks:
+        guide = grammars.lark(reply_grammar(reply, special, thinking=thinking), llm)
+    else:
+        guide = grammars.compile(body.response_format, llm)
     plain = [tool.model_dump(exclude_none=True) for tool in choice.tools]
     given = not choice.required and own is not None
 
@@ -124,49 +133,34 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
             parser = tokenizer.get_response_parser(template, prefix=THINK if thinking else "", tools=plain or None)
         return ResponseParser(parser, family)
 
-    marks = special_tokens(tokenizer)
     written = "" if family is None else family.first + family.head + THINK
-    return Use(guide, read, any(mark in written for mark in marks) or given)
+    return Use(guide, read, any(mark in written for mark in special) or given)
 
 
-def _guide(
+def _tools_guide(
     body: ChatRequest,
     choice: Choice,
     llm: LLM,
-    family: Family | None,
-    thinks: bool,
-    thinking: bool,
+    family: Family,
     grammars: Grammars,
-) -> Callable[[], Guide] | None:
-    special = special_tokens(llm.tokenizer)
+    loose: bool = False,
+    **thoughts: bool,
+) -> Callable[[], Guide]:
+    """loose: as in `arguments`; tried where schemas cannot be used. thoughts: as in `tools_grammar`."""
+    if body.response_format is not None and body.response_format.type in ("regex", "grammar"):
+        raise invalid("response_format", "Tools go with JSON or with text, not with a regex or a grammar.")
+    grammars.check_size(json.dumps([each.function.parameters for each in choice.tools]), "tools", "schema")
+    tools = [(each.function.name, arguments(each, loose)) for each in choice.tools]
+    must = {"required": choice.required, "parallel": choice.parallel, **thoughts}
     reply = grammars.schema(body.response_format)
-    if choice.tools and family is not None:
-        if body.response_format is not None and body.response_format.type in ("regex", "grammar"):
-            raise invalid("response_format", "Tools go with JSON or with text, not with a regex or a grammar.")
-
-        def made(loose: bool) -> str:
-            tools = [(each.function.name, arguments(each, loose)) for each in choice.tools]
-            return tools_grammar(
-                family,
-                tools,
-                special,
-                required=choice.required,
-                parallel=choice.parallel,
-                reply=reply,
-                thinks=thinks,
-                thinking=thinking,
-            )
-
-        grammars.check_size(json.dumps([each.function.parameters for each in choice.tools]), "tools", "schema")
-        try:
-            return grammars.lark(made(False), llm, "tools")
-        except ApiError:
-            if all(each.function.strict for each in choice.tools):
-                raise
-        return grammars.lark(made(True), llm, "tools")
-    if reply is not None and thinks:
-        return grammars.lark(reply_grammar(reply, special, thinking=thinking), llm)
-    return grammars.compile(body.response_format, llm)
+    try:
+        return grammars.lark(
+            tools_grammar(family, tools, special_tokens(llm.tokenizer), reply=reply, **must), llm, "tools"
+        )
+    except ApiError:
+        if loose or all(each.function.strict for each in choice.tools):
+            raise
+    return _tools_guide(body, choice, llm, family, grammars, loose=True, **thoughts)
 
 
 def arguments(tool: Tool, loose: bool) -> Json:
