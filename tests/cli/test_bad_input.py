@@ -50,7 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "--file", ""], ["--file is empty"]),
         (["generate", "w1", "w2"], ["unexpected extra argument (w2)."]),
         (["serve", "--name", " "], ["--name is empty"]),
-        (["chat", "--url", "http://a b"], ["http://a b/v1 cannot be reached"]),
         (["bench", "decode", "--methods", "full,fulll"], ["no method 'fulll'"]),
         (["bench", "decode", "--context", "16", "--steps", "16"], ["--steps is 16"]),
         (["bench", "requests", "--set", "budget=0", "--methods", "scout"], ["budget is 0"]),
