@@ -36,7 +36,7 @@ ON_A_MODEL = {
     "generate": "generate w1 --raw --max-new-tokens 3 --fidelity --method",
     "generate long": "generate --file text.txt --raw --max-new-tokens 3 --gpu-kv 100KiB --method",
     "generate on two": "generate w1 --raw --max-new-tokens 2 --devices cpu,cpu --method",
-    "bench decode": "bench decode --batch 2 --context 200 --steps 4 --chunk 64 --methods",
+    "bench decode": "bench decode --batch 2 --context 200 --steps 4 --methods",
     "bench decode capped": "bench decode --context 200 --steps 4 --gpu-kv 9KiB --methods",
     "bench prefill": "bench prefill --lengths 40,90 --methods",
     "bench requests": "bench requests --requests 3 --lengths 70,20 --new-tokens 3 --max-batch 2 --methods",
