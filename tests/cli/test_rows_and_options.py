@@ -54,7 +54,7 @@ MEASUREMENTS = [
     "calibrate hcattention --text text.txt --length 4 --samples 1 --out book.safetensors",
     "calibrate infinigen --text text.txt --length 100 --out skew.safetensors",
     "calibrate infinigen --text text.txt --length 1 --out skew.safetensors",
-    "demo --tokens 512 --out demo",
+    "demo --tokens 1500 --out demo",
     "plan --context 300",
     "doctor",
     "models",
