@@ -45,7 +45,6 @@ __all__ = ["folder"]
         (["eval", "needle", "--lengths", HUGE], ["--lengths"]),
         (["eval", "needle", "--depths", "99999999"], ["--depths"]),
         (["bench", "decode", "--batch", "2147483647"], ["--batch"]),
-        (["bench", "requests", "--rate", "inf"], ["--rate", "finite"]),
         (["trace", "--batch", "2147483647"], ["--batch"]),
         (["trace", "--steps", "2147483647"], ["--steps"]),
     ],

@@ -107,9 +107,7 @@ def test_fidelity_of_a_lossy_method_is_worse_than_that_of_an_exact_one(smollm2: 
 
 
 def test_demo(smollm2: Path, tmp_path: Path) -> None:
-    result = run_json(
-        "demo", "--tokens", "600", "--gpu-share", "0.3", "--max-new-tokens", "16", "--out", str(tmp_path / "demo")
-    )
+    result = run_json("demo", "--tokens", "1500", "--max-new-tokens", "16", "--out", str(tmp_path / "demo"))
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["full", "offload", "cpu", "hgca", "scout", "hcattention", "streaming"]
     for name in ("full", "offload", "cpu"):

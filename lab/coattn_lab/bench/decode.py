@@ -58,8 +58,6 @@ class Case:
     """Steps before any is timed."""
     fetched: float | None = None
     """Tokens that a KV head fetches in a step, under methods that fetch single ones; None: as random weights do."""
-    looked_up: int = 0
-    """Tokens of a pool in 8 bits that a KV head looks up in a step beside those, on a GPU; 0: as random weights do."""
 
 
 @dataclass(frozen=True)
@@ -238,10 +236,6 @@ class Bench:
             if case.fetched is not None:
                 for group in runtime.groups:
                     preset_sketch(group, slots, first)
-            if case.looked_up and session.device.type == "cuda":
-                from coattn_lab.bench.look_up_kernel import look_up
-
-                look_up(runtime, case.looked_up)
             if case.drift is not None:
                 for group in runtime.groups:
                     drive_picks(group, case.drift, slots, first, case.age)
@@ -301,7 +295,6 @@ class Bench:
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
                 **({"fetched": case.fetched} if case.fetched is not None else {}),
-                **({"looked_up": case.looked_up} if case.looked_up else {}),
                 **({} if self.pipeline is None else {"devices": list(self.pipeline.division.names)}),
             },
             "settings": {} if own is None else dict(own.params),
@@ -346,8 +339,6 @@ def simulated(case: Case, exact: bool) -> list[str]:
         found.append(f"assumed lists: {statistics.fmean(case.kept):.1%} of DRAM's entries kept")
     elif case.fetched is not None:
         found.append(f"driven choices: about {case.fetched:g} tokens fetched a step and KV head")
-        if case.looked_up:
-            found.append(f"about {case.looked_up} tokens of its pool looked up")
     elif case.drift is not None:
         wrong = f"{case.drift.wrong:.0%} of the scores predicted wrongly"
         found.append(f"driven picks: {case.change:.1%} of the blocks change in a step, {wrong}")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from coattn.auto.index import Sketch
-from coattn.auto.pool import LookUp
 from coattn.auto.select import NearWork, ScoredWork
 from coattn.kernels.attend import attend
 from coattn.kernels.quantise.sketch import Scores
@@ -65,8 +64,6 @@ launched first) |
     needs = frozenset({"sketch"})
     overlaps = True
 
-    look_up: LookUp | None = field(init=False, repr=False, default=None)
-    """Chooses what is looked up in place of the step's own choice, on a GPU: benchmarks look up as much as texts do."""
     _scan: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _means: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _pools: SideStream = field(init=False, repr=False, default_factory=SideStream)
@@ -130,7 +127,7 @@ launched first) |
         entries = ScoredEntries(
             work.table, work.tokens, found.scores.scores, bound, found.mean, work.seq, work.sync_fetch, work.fetch
         )
-        taken = pool.attend_scored(call.q, memory, entries, call.scale, call.shape.softcap, self._lanes, self.look_up)
+        taken = pool.attend_scored(call.q, memory, entries, call.scale, call.shape.softcap, self._lanes)
         self._taken[call.layer] = taken.far, taken.later, taken.cold
         self._pools.join()
         return taken.states

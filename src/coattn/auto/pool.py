@@ -13,14 +13,11 @@ from coattn.kernels.pool_memory import COLD, LONG_AGO, NEVER, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks
 from coattn.kernels.quantise.rows import HOT, PackedRows
 from coattn.kernels.quantise.sketch import Scores, Sketched
-from coattn.kernels.scored_entries import Chosen, Lanes, ScoredEntries, Taken
+from coattn.kernels.scored_entries import Lanes, ScoredEntries, Taken
 from coattn.kernels.sketch import bound_scores, score_sketch
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.state import Split
 from coattn.types import BlockList
-
-LookUp = Callable[[ScoredEntries, PoolTensors], Callable[[], Chosen]]
-"""Makes, beside a step, a choice of cold tokens that is looked up in place of the step's own."""
 
 
 class TokenPool:
@@ -102,11 +99,9 @@ class TokenPool:
         scale: float,
         softcap: float | None,
         lanes: Lanes | None = None,
-        look_up: LookUp | None = None,
     ) -> Taken:
         """Attention over the entries that reach their bound; those fetched come into the pool. See the kernel."""
-        cold = None if look_up is None else look_up(work, self._tensors)
-        return attend_scored(q, memory, work, self._tensors, scale, softcap, lanes, cold)
+        return attend_scored(q, memory, work, self._tensors, scale, softcap, lanes)
 
     def bring(self, memory: Tensor | PackedBlocks, table: Tensor, seq: Tensor) -> None:
         """Fetches the tokens that are to come and were not attended in the step."""

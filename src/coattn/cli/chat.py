@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import EngineOptions, engine_options, is_given, length_option, sampling_options
+from coattn.cli.options import EngineOptions, engine_options, length_option, sampling_options
 from coattn.cli.output import err
-from coattn.errors import ConfigError, InputError
+from coattn.errors import InputError
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM
-    from coattn.tools.chat.talk import Partner
-
-ENGINE = ("dtype", "device", "method", "gpu_kv", "host_kv", "settings", "weights_on_gpu", "max_length")
-"""Options of an engine in this process."""
+    from coattn.tools.chat.partner import Partner
 
 
 @click.command()
 @engine_options
 @length_option("conversation")
-@click.option(
-    "--url", help="Use this server instead, such as http://127.0.0.1:8000. Its API key is read from COATTN_API_KEY."
-)
 @click.option("--session", metavar="NAME", help="Continue the session of this name, and save it at the end.")
 @click.option("--system", metavar="TEXT", help="Begin the conversation with this system message.")
 @sampling_options(1024, 0.7, 0.95)
 def chat(
-    engine: EngineOptions,
-    max_length: int | None,
-    url: str | None,
-    session: str | None,
-    system: str | None,
-    **sampling: Any,
+    engine: EngineOptions, max_length: int | None, session: str | None, system: str | None, **sampling: Any
 ) -> None:
     """Chat with a model. Answers go to stdout, everything else to stderr.
 
@@ -46,18 +34,7 @@ def chat(
     from coattn.engine.sampling.params import SamplingParams
     from coattn.tools.chat.talk import Talk
 
-    partner: Partner
-    if url is not None:
-        wrong = next((name for name in ENGINE if is_given(name)), None)
-        if wrong is not None:
-            option = "set" if wrong == "settings" else wrong.replace("_", "-")
-            raise ConfigError(f"--{option} has no effect on the server at --url.", "Omit one of them.")
-        from coattn.tools.chat.remote import Remote
-
-        named = engine.model if is_given("model") else None
-        partner = Remote(url, os.environ.get("COATTN_API_KEY"), named, session)
-    else:
-        partner = local(engine, max_length, session)
+    partner = open_partner(engine, max_length, session)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` its history and its editing)
     try:
@@ -69,7 +46,7 @@ def chat(
         sys.exit(2)  # there is no user who could ask again
 
 
-def local(engine: EngineOptions, max_length: int | None, session: str | None) -> Partner:
+def open_partner(engine: EngineOptions, max_length: int | None, session: str | None) -> Partner:
     """An engine for one conversation. The method's settings hold for the first method only."""
     if session is not None:
         from coattn.engine.session_file import Sessions
@@ -78,7 +55,7 @@ def local(engine: EngineOptions, max_length: int | None, session: str | None) ->
     _ = engine.row  # the same
 
     from coattn.engine.llm import LLM
-    from coattn.tools.chat.local import Local
+    from coattn.tools.chat.partner import Partner
 
     loaded = engine.load()
     if not getattr(loaded.tokenizer, "chat_template", None):
@@ -92,7 +69,7 @@ def local(engine: EngineOptions, max_length: int | None, session: str | None) ->
         options: dict[str, Any] = {**engine.memory, **own}
         return LLM(loaded, name, max_batch=1, max_length=max_length, **options)
 
-    return Local(open_engine, engine.method, session)
+    return Partner(open_engine, engine.method, session)
 
 
 def read(prompt: str) -> str:

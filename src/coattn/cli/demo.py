@@ -10,33 +10,24 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from coattn.cli.options import json_option, load_model, model_options
+from coattn.cli.options import count_option, json_option, load_model, model_options
 from coattn.cli.output import err, out, print_json, stages, writable
 from coattn.units import format_bytes
 
 
 @click.command()
 @model_options
-@click.option("--tokens", default=3000, type=click.IntRange(512), help="Length of the document in tokens.")
-@click.option("--max-new-tokens", default=24, type=click.IntRange(2), help="Longest answer in tokens.")
-@click.option(
-    "--gpu-share",
-    default=0.125,
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Limit the KV cache in GPU memory to this share of the document's; full and hcattention have no limit.",
-)
+@count_option("--tokens", 3000, "Length of the document in tokens.", 1500)
+@count_option("--max-new-tokens", 24, "Longest answer in tokens.", 2)
 @click.option("--out", "folder", default="demo", help="Write demo.json and demo.png to this folder.")
 @json_option
-def demo(tokens: int, max_new_tokens: int, gpu_share: float, folder: str, as_json: bool, **options: Any) -> None:
+def demo(tokens: int, max_new_tokens: int, folder: str, as_json: bool, **options: Any) -> None:
     """Ask seven methods about a fact in a long document, most of them with an eighth of the KV cache in GPU memory.
 
     The document is read once, and every method answers from the same keys and values. Exact methods give the answer of
     full attention, wherever the KV cache lies. Lossy methods attend to a part of it and may miss the fact. A picture
     shows where the KV cache lies and what each method attended to.
     """
-    from coattn.tools.demo.run import check_cap
-
-    check_cap(tokens + max_new_tokens, gpu_share)
     target = writable(str(Path(folder) / "demo.json"))
     assert target is not None
     err.print("Loading the model. The first time it is fetched and converted, which takes about a minute.")
@@ -47,7 +38,7 @@ def demo(tokens: int, max_new_tokens: int, gpu_share: float, folder: str, as_jso
 
     loaded = load_model(options)
     with stages(tell=True) as stage:
-        result = run_demo(loaded, tokens, max_new_tokens, gpu_share, stage)
+        result = run_demo(loaded, tokens, max_new_tokens, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
     figure = target.with_suffix(".png")
     target.write_text(json.dumps(result, indent=2) + "\n")

@@ -55,7 +55,7 @@ def generate(
 
     shown = None if as_json else write
     try:
-        result = run(loaded, ids, row, sampling=SamplingParams(**asked), **engine.memory, on_text=shown, **params)
+        result = run(loaded, ids, row, sampling=SamplingParams(**asked), on_text=shown, **engine.memory, **params)
     except CoattnError:
         if any(written):
             click.echo()  # the answer so far has a line of its own

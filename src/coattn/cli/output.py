@@ -146,13 +146,8 @@ def keep(path: Path | None, **result: Any) -> None:
         path.write_text(json.dumps({"command": command_line(), **result, "unfinished": True}, indent=2) + "\n")
 
 
-def save(path: Path | None, result: Any, draw: Callable[[Any, Path], object] | None = None) -> None:
-    """A result as JSON, and its figure beside it, where a path was given; says so."""
-    if path is None:
-        return
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    written = str(path)
-    if draw is not None and path.is_file():  # nothing is beside a device
-        draw(result, path.with_suffix(".png"))
-        written += f" and {path.with_suffix('.png')}"
-    err.print(f"wrote {written}", soft_wrap=True)
+def save(path: Path | None, result: Any) -> None:
+    """A result as JSON, where a path was given; says so."""
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        err.print(f"wrote {path}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from coattn.kernels.attend_pool import attend_rows, pool_rows
 from coattn.kernels.pool_memory import COLD, FRESH, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
-from coattn.kernels.scored_entries import Chosen, Lanes, ScoredEntries, Taken
+from coattn.kernels.scored_entries import Lanes, ScoredEntries, Taken
 from coattn.state import Split
 
 
@@ -23,7 +22,6 @@ def attend_scored(
     scale: float,
     softcap: float | None,
     lanes: Lanes | None = None,
-    cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
     """q `[rows, 1, q_heads, d]` over memory `[blocks, kv_heads, 2, block, d]`, or in 8 bits with scales in GPU memory;
     a GPU reads it where it lies. Of 8 bits the numbers count as a pool keeps them, in the model's own dtype.
@@ -34,13 +32,12 @@ def attend_scored(
     `fetch` above a bound and not `sync_fetch`: `bring` fetches them, when nobody attends to the pool. On a GPU those
     that were read are written into its cold places at once.
 
-    lanes: streams on which a GPU fetches, and writes the pool's books, while it looks up what lies cold. cold: on a
-    GPU, makes what is looked up in place of what was chosen.
+    lanes: streams on which a GPU fetches, and writes the pool's books, while it looks up what lies cold.
     """
     if q.device.type == "cuda":
         from coattn.kernels.triton.attend_scored import attend_scored as kernel
 
-        return kernel(q, memory, work, pool, scale, softcap, lanes, cold)
+        return kernel(q, memory, work, pool, scale, softcap, lanes)
     rows, _, q_heads, _ = q.shape
     chosen, scores = _choose(work, pool), work.scores
     assert isinstance(scores, Tensor)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import gc
-import random
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, InputError
@@ -26,19 +23,11 @@ from coattn.text import Text
 from coattn.tools.evaluate.fidelity import kl_divergence
 from coattn.tools.evaluate.steps import Steps
 
-Report = Callable[[int], None]
-"""Gets the tokens of prompts and answers that are done since the last call."""
 Row = dict[str, Any]
 """A method, its parameters and its figures, or why it cannot run here (`refused`). Times are in seconds."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt, when it arrives, and how many tokens its answer has."""
-
-    ids: list[int]
-    new_tokens: int
-    arrival_s: float = 0.0
+Answers = TypeVar("Answers")
+CHUNK = 2048
+"""Prompt tokens read in a step."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +36,8 @@ class Candidate:
 
     method: str
     params: dict[str, Any] = field(default_factory=dict)
-    gpu_kv: str | int | None = None
-    host_kv: str | int | None = None
+    gpu_kv: str | None = None
+    host_kv: str | None = None
 
 
 def prompts(loaded: Loaded, text: Text, lengths: Sequence[int]) -> list[list[int]]:
@@ -69,51 +58,16 @@ def prompts(loaded: Loaded, text: Text, lengths: Sequence[int]) -> list[list[int
     return made
 
 
-def arrivals(count: int, per_second: float | None, seed: int) -> list[float]:
-    """Seconds at which requests arrive, by a Poisson process; None: all at once."""
-    draws, now, found = random.Random(seed), 0.0, []
-    for _ in range(count):
-        found.append(now)
-        now += draws.expovariate(per_second) if per_second else 0.0
-    return found
-
-
-def decode(
-    loaded: Loaded, candidates: Sequence[Candidate], windows: Tensor, new_tokens: int, chunk: int, report: Report
-) -> Iterator[Row]:
-    """Windows `[sequences, tokens]` of text under each candidate: all but the last tokens as prompts, then those one
-    decode step each, as the text has them.
-
-    `prompt_s` is the time to read the prompts one after another; `step_s` the median of the decode steps, each of which
-    makes a token of every sequence. `kl`: KL divergence of the predictions from the first row's, the mean over the
-    steps; `top1`: how often the most likely token is the first row's.
-    """
-    return _rows(candidates, partial(_decode, loaded, windows, new_tokens, chunk, report))
-
-
-def serve(
-    loaded: Loaded,
+def rows(
     candidates: Sequence[Candidate],
-    requests: Sequence[Request],
-    max_batch: int,
-    weights_on_gpu: float | None,
-    report: Report,
+    run: Callable[[Candidate], tuple[Row, Answers]],
+    compare: Callable[[Answers, Answers], Row],
 ) -> Iterator[Row]:
-    """The same requests through an engine of each candidate.
-
-    `total_s` is from the first arrival to the end of the last answer; `first_token_s` the median over the requests,
-    from arrival; `between_s` the median time between two tokens of an answer. `same`: share of the answers' tokens
-    before they part from the first row's.
-    """
-    return _rows(candidates, partial(_serve, loaded, requests, max_batch, weights_on_gpu, report))
-
-
-def _rows(candidates: Sequence[Candidate], run: Callable[[Candidate, Any], tuple[Row, Any]]) -> Iterator[Row]:
-    """A row of each candidate. What the first one that runs has answered is what the others are compared with."""
+    """A row of each candidate, its answers compared with those of the first one that runs."""
     reference = None
     for candidate in candidates:
         try:
-            row, answers = run(candidate, reference)
+            row, answers = run(candidate)
         except (CoattnError, torch.OutOfMemoryError) as error:
             gc.collect()
             if torch.cuda.is_available():
@@ -121,18 +75,16 @@ def _rows(candidates: Sequence[Candidate], run: Callable[[Candidate, Any], tuple
             yield {"method": candidate.method, "refused": " ".join(str(error).split())[:200]}
             continue
         reference = answers if reference is None else reference
-        yield row
+        yield row | compare(answers, reference)
 
 
-def _decode(
-    loaded: Loaded,
-    windows: Tensor,
-    new_tokens: int,
-    chunk: int,
-    report: Report,
-    candidate: Candidate,
-    reference: Tensor | None,
-) -> tuple[Row, Tensor]:
+def decode(loaded: Loaded, candidate: Candidate, windows: Tensor, new_tokens: int) -> tuple[Row, Tensor]:
+    """Windows `[sequences, tokens]` of text: all but the last tokens as prompts, then those one decode step each, as
+    the text has them -> also the predictions `[steps, sequences, vocabulary]`.
+
+    `prompt_s` is the time to read the prompts one after another; `step_s` the median of the decode steps, each of which
+    makes a token of every sequence.
+    """
     count, length = windows.shape
     first, times, kept = length - new_tokens, list[float](), list[Tensor]()
     with (
@@ -142,19 +94,16 @@ def _decode(
         warm(steps.session.layers, first)
         steps.runner.warm_up([count])
         start = time.perf_counter()
-        steps.read(first, chunk)
+        steps.read(first, CHUNK)
         _synchronise(loaded)
         prompt_s = time.perf_counter() - start
-        report(first * count)
         for at in range(first, length):
             start = time.perf_counter()
             logits = steps.decode(at)
             _synchronise(loaded)
             times.append(time.perf_counter() - start)
             kept.append(logits.float().cpu())
-            report(count)
-        held, captured = dict(steps.ledger.held), steps.runtime.uncaptured() is None
-    predicted = torch.stack(kept)
+        held = dict(steps.ledger.held)
     row = {
         **steps.composed.describe(),
         "prompt_s": prompt_s,
@@ -163,25 +112,31 @@ def _decode(
         "tokens_per_s": count / statistics.median(times),
         "gpu_kv": held["gpu"],
         "host_kv": held["host"],
-        "captured": captured,
-        "kl": None,
-        "top1": None,
     }
-    if reference is not None:
-        row["kl"] = kl_divergence(reference.flatten(0, 1), predicted.flatten(0, 1)).mean().item()
-        row["top1"] = (reference.argmax(-1) == predicted.argmax(-1)).double().mean().item()
-    return row, predicted
+    return row, torch.stack(kept)
 
 
-def _serve(
+def compare_predictions(own: Tensor, reference: Tensor) -> Row:
+    """kl: divergence from the reference, the mean over the steps; top1: how often the likeliest token is the same."""
+    return {
+        "kl": kl_divergence(reference.flatten(0, 1), own.flatten(0, 1)).mean().item(),
+        "top1": (reference.argmax(-1) == own.argmax(-1)).double().mean().item(),
+    }
+
+
+def serve(
     loaded: Loaded,
-    requests: Sequence[Request],
+    candidate: Candidate,
+    prompts: list[list[int]],
+    new_tokens: int,
     max_batch: int,
     weights_on_gpu: float | None,
-    report: Report,
-    candidate: Candidate,
-    reference: list[list[int]] | None,
-) -> tuple[Row, list[list[int]]]:
+) -> tuple[Row, list[tuple[int, ...]]]:
+    """Prompts that arrive at the same time, through an engine -> also the answers.
+
+    `total_s` is the time to the end of the last answer; `first_token_s` the median over the requests, waiting included;
+    `between_s` likewise the mean time between two tokens of an answer.
+    """
     with LLM(
         loaded,
         candidate.method,
@@ -189,73 +144,46 @@ def _serve(
         host_kv=candidate.host_kv,
         weights_on_gpu=weights_on_gpu,
         max_batch=max_batch,
-        max_length=max(len(each.ids) + each.new_tokens for each in requests),
+        max_length=max(map(len, prompts)) + new_tokens,
         **candidate.params,
     ) as llm:
         llm.warm_up()
-        times: list[list[float]] = [[] for _ in requests]
-        start, handles = _drive(llm, requests, times, report)
+        start = time.perf_counter()
+        outputs = llm.generate(prompts, SamplingParams(max_new_tokens=new_tokens, ignore_eos=True))
         total_s = time.perf_counter() - start
         said, described = llm.report(), llm.composed.describe()
-    outputs = [handle.output() for handle in handles]
     for output in outputs:
         if output.error is not None:
             raise output.error
-    first = [each[0] - start - request.arrival_s for each, request in zip(times, requests, strict=True)]
-    gaps = [b - a for each in times for a, b in pairwise(each)]
-    answers = [list(output.token_ids) for output in outputs]
+    first = [output.first_token_s or 0.0 for output in outputs]
+    between = [1 / (output.tokens_per_s or math.inf) for output in outputs]
     row = {
         **described,
         "exact": said["exact"],
         "total_s": total_s,
-        "tokens_per_s": sum(map(len, answers)) / total_s,
+        "tokens_per_s": sum(output.new_tokens for output in outputs) / total_s,
         "first_token_s": statistics.median(first),
         "first_token_p99_s": _p99(first),
-        "between_s": statistics.median(gaps),
-        "between_p99_s": _p99(gaps),
+        "between_s": statistics.median(between),
+        "between_p99_s": _p99(between),
         "gpu_kv": said["gpu_kv_peak"],
         "host_kv": said["host_kv_peak"],
-        "captured": said["captured"],
-        "same": None if reference is None else statistics.fmean(map(same_share, answers, reference)),
     }
-    return row, answers
+    return row, [output.token_ids for output in outputs]
 
 
-def same_share(answer: Sequence[int], reference: Sequence[int]) -> float:
-    """Share of an answer's tokens before it parts from another one of the same length."""
-    pairs = enumerate(zip(answer, reference, strict=True))
-    return next((i for i, (own, other) in pairs if own != other), len(answer)) / len(answer)
+def compare_answers(own: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> Row:
+    """same: the mean share of an answer's tokens before it parts from the reference's of the same length."""
+    shares = []
+    for answer, other in zip(own, reference, strict=True):
+        parted = (i for i, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
+        shares.append(next(parted, len(answer)) / len(answer))
+    return {"same": statistics.fmean(shares)}
 
 
 def _synchronise(loaded: Loaded) -> None:
     if loaded.model.device.type == "cuda":
         torch.cuda.synchronize(loaded.model.device)
-
-
-def _drive(
-    llm: LLM, requests: Sequence[Request], times: list[list[float]], report: Report
-) -> tuple[float, list[Handle]]:
-    """Submits requests as they arrive and steps until all are done -> when it began, and the handles.
-
-    times: of each request, when each token of its answer came.
-    """
-    start, handles, done = time.perf_counter(), list[Handle](), 0
-    while len(handles) < len(requests) or not all(handle.done for handle in handles):
-        for request, noted in zip(requests[len(handles) :], times[len(handles) :], strict=True):
-            if time.perf_counter() - start < request.arrival_s:
-                break
-            sampling = SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True)
-
-            def note(noted: list[float] = noted) -> None:
-                noted.append(time.perf_counter())
-
-            handles.append(llm.submit(request.ids, sampling, notify=note))
-        if not llm.step() and len(handles) < len(requests):
-            time.sleep(max(0.0, requests[len(handles)].arrival_s - (time.perf_counter() - start)))
-        said = llm.report()
-        report(said["prefill_tokens"] + said["new_tokens"] - done)
-        done = said["prefill_tokens"] + said["new_tokens"]
-    return start, handles
 
 
 def _p99(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from tests.engine.small import greedy, llm, small, tokenizer
 from coattn import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BudgetError, InputError
-from coattn.tools.chat.local import Local
+from coattn.tools.chat.partner import Partner
 from coattn.tools.chat.talk import Talk
 
 ASKED = SamplingParams(8, 0.0, 1.0)
@@ -31,7 +31,7 @@ class Desk:
             raise EOFError
         return found
 
-    def talk(self, partner: Local, system: str | None = None) -> Talk:
+    def talk(self, partner: Partner, system: str | None = None) -> Talk:
         made = Talk(partner, ASKED, system, self.read, self.write, self.told.append)
         made.run()
         return made
@@ -41,13 +41,13 @@ class Desk:
 
 
 @pytest.fixture
-def partner() -> Iterator[Local]:
-    made = Local(lambda method: llm(method, max_batch=1), "full")
+def partner() -> Iterator[Partner]:
+    made = Partner(lambda method: llm(method, max_batch=1), "full")
     yield made
     made.close()
 
 
-def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Local) -> None:
+def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Partner) -> None:
     talk = Desk("hello", "and again").talk(partner, system="be brief")
     assert [each["role"] for each in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
     for end in (2, 4):
@@ -63,7 +63,7 @@ def test_a_switch_that_cannot_go_back_either_says_why_and_the_conversation_is_sa
             raise BudgetError(reasons.pop(0), "Free some.")
         return llm(method or "full", max_batch=1, session_dir=tmp_path)
 
-    partner = Local(open, "full", "talk")
+    partner = Partner(open, "full", "talk")
     desk = Desk("hello", "/method cpu", "are you there?")
     reasons += ["There is no room for cpu.", "There is no room for full."]
     try:
@@ -86,7 +86,7 @@ def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) ->
             raise BudgetError("There is no room.", "Free some.")
         return llm(method or "full", max_batch=1, session_dir=tmp_path)
 
-    partner = Local(open, "full")
+    partner = Partner(open, "full")
     desk = Desk("hello", "/method cpu", "are you there?")
     try:
         talk = desk.talk(partner)
@@ -96,7 +96,7 @@ def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) ->
     assert len(talk.messages) == 4
 
 
-def test_several_lines_and_files(partner: Local, tmp_path: Path) -> None:
+def test_several_lines_and_files(partner: Partner, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("from a file\n")
     file = f"/file {tmp_path / 'notes'}"
     desk = Desk("one\\", "two", '"""', "three", "", "four", '"""', file, "five", "six", "", "/quit", "x")
@@ -105,7 +105,7 @@ def test_several_lines_and_files(partner: Local, tmp_path: Path) -> None:
     assert said == ["one\ntwo", "three\n\nfour", "from a file\n\n\nfive", "six"]
 
 
-def test_commands(partner: Local, tmp_path: Path) -> None:
+def test_commands(partner: Partner, tmp_path: Path) -> None:
     desk = Desk(
         "/stats", "hello", "/stats", "/method cpu", "/stats", "more", "/method none", "again", "/reset", "/help"
     )
@@ -124,7 +124,7 @@ def test_commands(partner: Local, tmp_path: Path) -> None:
     assert sum(each.startswith("hint: ") for each in desk.told) == 4
 
 
-def test_an_interrupt_stops_the_answer_and_keeps_what_there_is(partner: Local) -> None:
+def test_an_interrupt_stops_the_answer_and_keeps_what_there_is(partner: Partner) -> None:
     desk = Desk("hello", "/stats")
 
     def stop(piece: str) -> None:
@@ -148,17 +148,13 @@ def test_the_command(tmp_path: Path) -> None:
         want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
     assert (done.returncode, done.stdout) == (0, want + "\n")
     assert "5 written" in done.stderr
-    for wrong in ("http://127.0.0.1:9 --method cpu", "nowhere", "http://127.0.0.1:9"):
-        done = coattn("chat", "--url", *wrong.split())
-        assert done.returncode == 2
-        assert "hint:" in done.stderr
 
 
 def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
 
-    def opened() -> Local:
-        return Local(lambda method: llm(method, max_batch=1), "cpu", "ours")
+    def opened() -> Partner:
+        return Partner(lambda method: llm(method, max_batch=1), "cpu", "ours")
 
     partner = opened()
     said = Desk("hello").talk(partner).messages
@@ -178,7 +174,7 @@ def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert coattn("chat", "--session", "a/b").returncode == 2
 
 
-def test_what_failed_is_counted_and_leaves_no_line(partner: Local) -> None:
+def test_what_failed_is_counted_and_leaves_no_line(partner: Partner) -> None:
     desk = Desk("/file /nowhere/at-all", "x" * 3000, "hello")
     talk = desk.talk(partner)
     assert talk.failed == 2
@@ -197,7 +193,7 @@ def test_a_line_that_is_no_text_is_said_and_the_next_one_is_answered(monkeypatch
         chat.read("> ")
 
 
-def test_a_message_with_half_a_character(partner: Local) -> None:
+def test_a_message_with_half_a_character(partner: Partner) -> None:
     desk = Desk("\udcff", "hello")
     assert desk.talk(partner).failed == 1
     assert "half a character" in desk.told[0]

@@ -13,8 +13,6 @@ from coattn.tools.demo import picture
 from coattn.tools.demo.prompt import FACT
 from coattn.tools.demo.run import BINS, SHOWN
 
-LONG = "The access code of the northern lighthouse is: ```python def northern_lighthouse(): return"
-
 
 def row(method: str, **other: Any) -> dict[str, Any]:
     flat = [0.5] * BINS
@@ -24,7 +22,6 @@ def row(method: str, **other: Any) -> dict[str, Any]:
         "gpu_share": 0.125,
         "attended": 1.0,
         "found": False,
-        "answer": LONG,
         "lies": {"gpu": flat, "dram": flat},
         "seen": {"gpu": flat, "pulled": [0.0] * BINS, "cpu": flat},
         **other,
@@ -44,7 +41,7 @@ def test_texts_are_inside_and_apart(at: float, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "x.png").stat().st_size < 200_000
     figure.canvas.draw()
     texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
-    assert len(texts) > 6 * len(SHOWN)
+    assert len(texts) > 5 * len(SHOWN)
     boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
     for text, box in boxes:
         assert min(box.x0, box.y0) >= 0, text
@@ -64,10 +61,3 @@ def test_texts_are_inside_and_apart(at: float, tmp_path: Path, monkeypatch: pyte
 )
 def test_percent(share: float, text: str) -> None:
     assert picture.percent(share) == text
-
-
-def test_answers_without_their_common_beginning() -> None:
-    assert picture.remainders(["The code is 12.", "The code\nis 13."]) == ["… 12.", "… 13."]
-    assert picture.remainders(["Yes", "No, not"]) == ["Yes", "No, not"]
-    assert picture.shorten("abcdef", 4) == "abc…"
-    assert picture.shorten("abcd", 4) == "abcd"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +11,13 @@ from tests.engine.small import small, tokenizer
 
 from coattn.cli.demo import why
 from coattn.errors import InputError
-from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import prefill
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.tools.demo.prompt import FACT, plant
-from coattn.tools.demo.run import SHOWN, UNCAPPED, DemoRun, check_cap, run_demo, write_book
+from coattn.tools.demo.run import SHOWN, UNCAPPED, DemoRun, run_demo
 from coattn.tools.demo.seen import Names, Seen
 from coattn.types import Selection
 
@@ -32,10 +30,18 @@ def loaded() -> Loaded:
     return Loaded(model, tokenizer(), "small", None)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """A larger share of a shorter document."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coattn.tools.demo.run.GPU_SHARE", SHARE)
+        yield
+
+
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     calls: list[tuple[str, int, int]] = []
-    found = run_demo(loaded(), TOKENS, ANSWER, SHARE, lambda *call: calls.append(call))
+    found = run_demo(loaded(), TOKENS, ANSWER, lambda *call: calls.append(call))
     return {**found, "calls": calls}
 
 
@@ -102,14 +108,13 @@ class Counting(Seen):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_every_entry_that_is_attended_is_recognised(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_entry_that_is_attended_is_recognised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coattn.tools.demo.run.Seen", Counting)
     own = loaded()
     planted = plant(own, TOKENS, ANSWER)
     document = prefill(own.model, planted.ids)
-    write_book(document, describe_layers(own.model), tmp_path / "book", lambda: None)
     own.model.generation_config.eos_token_id = -1  # no answer ends early
-    DemoRun(own, document, planted, Names(document), tmp_path / "book", ANSWER, SHARE).answer(name, lambda *_: None)
+    DemoRun(own, document, planted, Names(document), ANSWER).answer(name, lambda *_: None)
     layers, heads = 2, 2
     new = sum(range(1, ANSWER)) * layers * heads  # of the answer, in every step all that is there: never in DRAM
     assert sum(float(count.sum()) for count in Counting.last.seen.values()) == Counting.last.listed - new
@@ -137,12 +142,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="leaves 8 positions") as refused:
         plant(loaded(), 2040, 24)
     assert refused.value.hint == "Give --tokens 2024 or less."
-    with pytest.raises(InputError, match=r"12.5% of the KV of 600 tokens") as refused:
-        check_cap(600, 0.125)
-    needed = int(refused.value.hint.split()[2])
-    check_cap(needed, 0.125)
-    with pytest.raises(InputError):
-        check_cap(needed - 200, 0.125)
 
 
 def test_a_miss_is_explained() -> None:

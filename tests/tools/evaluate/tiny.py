@@ -1,11 +1,8 @@
-"""The small random model as a folder, for commands that take one; and JSONL files."""
+"""The small random model as a folder, for commands that take one."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tests.engine.small import small, tokenizer
 
@@ -15,11 +12,6 @@ def save_model(folder: Path) -> str:
     small().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)
-
-
-def save_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def model_and_text(path: Path) -> Path:

@@ -9,7 +9,8 @@ from typing import Any
 
 from coattn.text import Text
 from coattn.tools.evaluate.haystack import Haystack, tokenise
-from coattn.tools.evaluate.needles import PASSKEY, draw_key
+from coattn.tools.evaluate.needle import BEFORE as KEY_BEFORE
+from coattn.tools.evaluate.needle import NEEDLE, QUESTION, draw_key
 from coattn_lab.evaluate.tasks.prompts import Prompt
 
 NEW_TOKENS = 32
@@ -64,11 +65,10 @@ def _prompt(haystack: Haystack, task: str, length: int, depth: float, seed: int)
         before, needle, outputs = BEFORE, form.needle, form.outputs
         question = ASK.format(place=form.place)
     else:
-        key = draw_key(random.Random(f"{seed} {length} {depth:.4f}"))
-        filled = PASSKEY.fill(key=key)
-        before, needle, outputs, question = f"{filled.before}\n\n", filled.needle, (key,), f"\n\n{filled.question}"
+        key = draw_key(length, depth, seed)
+        before, needle, outputs, question = KEY_BEFORE, NEEDLE.format(key=key), (key,), QUESTION
     own = sum(len(ids) for ids in tokenise(haystack.tokenizer, [before, question]))
-    ids = haystack.fill(length - own - NEW_TOKENS - MARGIN, [(depth, f"\n\n{needle}\n\n")])
+    ids = haystack.fill(length - own - NEW_TOKENS - MARGIN, depth, f"\n\n{needle}\n\n")
     return Prompt(
         f"needle/{length}/{task}/{seed}/{depth:.4f}",
         "needle",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
@@ -275,7 +273,6 @@ def attend_scored(
     scale: float,
     softcap: float | None,
     lanes: Lanes | None = None,
-    cold: Callable[[], Chosen] | None = None,
 ) -> Taken:
     """See `kernels/attend_scored.py`."""
     rows, _, q_heads, d = q.shape
@@ -303,9 +300,8 @@ def attend_scored(
     far, books = lanes or (SideStream(), SideStream())
     far.run(q.device, fetch)
     books.run(q.device, lambda: _listed(work, pool, chosen))
-    near = chosen if cold is None else cold()
     if pool.packed is not None:
-        pools.look_up(q, pool, work.seq, near, Split(out, lse), slice(parts, pieces), scale, softcap)
+        pools.look_up(q, pool, work.seq, chosen, Split(out, lse), slice(parts, pieces), scale, softcap)
     far.join()
     books.join()
-    return Taken(Split(out, lse), chosen.count[..., 0], chosen.count[..., 1], near.count[..., 2])
+    return Taken(Split(out, lse), chosen.count[..., 0], chosen.count[..., 1], chosen.count[..., 2])

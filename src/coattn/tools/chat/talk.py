@@ -1,52 +1,15 @@
-"""The conversation: lines in, pieces of text out, and a few commands; and what it wants of who answers."""
+"""The conversation: lines in, pieces of text out, and a few commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, ConfigError
 from coattn.text import decode, read_bytes
-from coattn.units import format_bytes
-
-Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the last answer took."""
-
-    method: str
-    exact: bool | None
-    prompt_tokens: int
-    new_tokens: int
-    first_token_s: float | None
-    tokens_per_s: float | None
-    kv_bytes: dict[str, int]
-    """By tier, of this conversation."""
-
-
-class Partner(Protocol):
-    """Answers a conversation. `stats` is of the last answer, None before the first."""
-
-    stats: Stats | None
-
-    @property
-    def said(self) -> Messages:
-        """The conversation so far, where it goes on from a saved one."""
-
-    def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
-        """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
-
-    def switch(self, method: str) -> str:
-        """Goes on under another method -> a line about it. Raises CoattnError."""
-
-    def close(self) -> None: ...
-
+from coattn.tools.chat.partner import Messages, Partner
 
 HELP = """/file PATH    put a text file before your next message
 /method NAME  go on under another method
@@ -73,7 +36,7 @@ class Talk:
         self.partner, self.asked = partner, asked
         self._read, self._write, self._tell = read, write, tell
         self._begin: Messages = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: Messages = list(partner.said or self._begin)
+        self.messages: Messages = partner.session.messages or list(self._begin)
         self._files: list[str] = []
         self.failed = 0
 
@@ -130,7 +93,7 @@ class Talk:
         elif name == "/method":
             self._tell(self.partner.switch(_given(rest, name)))
         elif name == "/stats":
-            self._tell(line(self.partner.stats))
+            self._tell(self.partner.stats())
         elif name == "/reset":
             self.messages, self._files = list(self._begin), []
             self._tell("forgotten")
@@ -157,21 +120,6 @@ class Talk:
         # what failed is not part of the conversation, and can be asked again
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
         self._files = []
-
-
-def line(stats: Stats | None) -> str:
-    """The statistics of an answer for people."""
-    if stats is None:
-        return "nothing has been answered yet"
-    kind = "" if stats.exact is None else " (exact)" if stats.exact else " (lossy)"
-    text = f"{stats.method}{kind}: {stats.prompt_tokens:,} tokens read, {stats.new_tokens:,} written"
-    if stats.first_token_s is not None:
-        text += f", first after {stats.first_token_s:.2f} s"
-    if stats.tokens_per_s is not None:
-        text += f", {stats.tokens_per_s:.1f} tokens/s"
-    places = {"gpu": "in the GPU tier", "host": "in DRAM"}
-    kept = [f"{format_bytes(count)} {places.get(tier, tier)}" for tier, count in stats.kv_bytes.items() if count]
-    return text + (f"; KV {', '.join(kept)}" if kept else "")
 
 
 def _given(rest: str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,12 @@ VERDICTS = {True: ("✓ found", "#00704f"), False: ("✗ not found", "#b00020")}
 
 BAR, STRIP = (-0.16, 0.36), (-0.36, -0.2)
 """Bottom and top, around a method's own height: what is attended, and below it where the KV lies."""
-ANSWER = 34
-"""Letters of an answer that there is room for."""
 COLUMNS = (
-    (1.075, "KV bytes in\nGPU tier", "center"),
-    (1.2, "attended\nper token", "center"),
-    (1.285, "answer", "left"),
+    (1.07, "KV bytes in\nGPU tier", "center"),
+    (1.19, "attended\nper token", "center"),
+    (1.26, "answer", "left"),
 )
-"""Where the figures and the answer stand, as shares of the bars' width."""
+"""Where the figures and the verdict stand, as shares of the bars' width."""
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -39,10 +36,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     rows, tokens = result["rows"], result["document_tokens"]
     height, top = 2.17 + 0.62 * len(rows), len(rows) - 0.46
     figure, axes = pyplot.subplots(figsize=(12, height))
-    figure.subplots_adjust(left=0.115, right=0.635, top=1 - 1.5 / height, bottom=0.56 / height)
-    for y, row, said in zip(range(len(rows))[::-1], rows, remainders([row["answer"] for row in rows]), strict=True):
+    figure.subplots_adjust(left=0.115, right=0.715, top=1 - 1.5 / height, bottom=0.56 / height)
+    for y, row in zip(range(len(rows))[::-1], rows, strict=True):
         _bars(axes, row, tokens, y)
-        _words(axes, row, said, y)
+        _words(axes, row, y)
     for x, title, align in COLUMNS:
         _text(axes, x, top, title, ha=align, va="bottom")
     fact = (result["fact_start"] + result["fact_end"]) / 2 / tokens
@@ -94,16 +91,15 @@ def _bars(axes: Axes, row: dict[str, Any], tokens: int, y: float) -> None:
     axes.plot([0, tokens, tokens, 0, 0], [y + low] * 2 + [y + high] * 2 + [y + low], color=GONE, linewidth=0.6)
 
 
-def _words(axes: Axes, row: dict[str, Any], said: str, y: float) -> None:
-    """The method to the left of its bars; shares and the answer to the right."""
+def _words(axes: Axes, row: dict[str, Any], y: float) -> None:
+    """The method to the left of its bars; shares and the verdict to the right."""
     _text(axes, -0.018, y + 0.02, row["method"], 12.5, INK, ha="right", va="bottom", fontweight="bold")
     _text(axes, -0.018, y - 0.04, "exact" if row["exact"] else "lossy", ha="right", va="top")
     first, second, third = (x for x, _, _ in COLUMNS)
     _text(axes, first, y, percent(row["gpu_share"]), 12, INK, va="center")
     _text(axes, second, y, percent(row["attended"]), 12, INK, va="center")
     verdict, colour = VERDICTS[row["found"]]
-    _text(axes, third, y + 0.02, verdict, 12, colour, ha="left", va="bottom", fontweight="bold")
-    _text(axes, third, y - 0.05, shorten(said, ANSWER), 9, ha="left", va="top")
+    _text(axes, third, y, verdict, 12, colour, ha="left", va="center", fontweight="bold")
 
 
 def _text(axes: Axes, x: float, y: float, text: str, size: float = 10, colour: str = SOFT, **how: Any) -> None:
@@ -135,15 +131,3 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= share < 1 - 1e-9 else f"{share:.0%}"
-
-
-def remainders(answers: list[str]) -> list[str]:
-    """Answers in one line each, without the words with which all of them begin."""
-    words = [answer.split() for answer in answers]
-    same = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False)))
-    return [" ".join(["…", *each[same:]] if same else each) for each in words]
-
-
-def shorten(line: str, most: int) -> str:
-    """At most so many letters, with an ellipsis where it was cut."""
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"

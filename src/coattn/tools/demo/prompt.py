@@ -39,7 +39,7 @@ def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
     tokenizer = loaded.tokenizer
     first, last = frame(tokenizer, "", f"\n\n{QUESTION}")
     fact = f"\n\n{FACT}\n\n"
-    straw = Haystack(default_text(), tokenizer, tokens).fill(tokens - len(first) - len(last), [(DEPTH, fact)])
+    straw = Haystack(default_text(), tokenizer, tokens).fill(tokens - len(first) - len(last), DEPTH, fact)
     ids, planted = first + straw + last, tokenise(tokenizer, [fact])[0]
     start = next(i for i in range(len(ids)) if ids[i : i + len(planted)] == planted)
     return Planted(torch.tensor(ids), start, start + len(planted))

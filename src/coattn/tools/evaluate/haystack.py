@@ -1,4 +1,4 @@
-"""Prompts of an exact length: real text, needles between its sentences, a question behind it."""
+"""Prompts of an exact length: real text, a needle between its sentences, a question behind it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class Haystack:
             raise InputError(f"{text.name} has no words.", "Give a text with at least one sentence.")
         self.tokenizer = tokenizer
 
-    def fill(self, tokens: int, needles: Sequence[tuple[float, str]]) -> list[int]:
-        """Ids `[tokens]`: needles `(depth from 0 to 1, text)`, each at the sentence border nearest to its depth."""
-        planted = [(depth, tokenise(self.tokenizer, [text])[0]) for depth, text in needles]
-        own = tokens - sum(len(ids) for _, ids in planted)
+    def fill(self, tokens: int, depth: float, needle: str) -> list[int]:
+        """Ids `[tokens]`, with a needle at the sentence border nearest to its depth, from 0 to 1."""
+        planted = tokenise(self.tokenizer, [needle])[0]
+        own = tokens - len(planted)
         if own < 0:
             raise InputError(
-                f"The prompt is {-own:,} tokens too short for its question and {len(planted)} needle(s).",
-                "Make it longer, or hide fewer.",
+                f"The prompt is {-own:,} tokens too short for its question and its needle.", "Make it longer."
             )
         straw: list[int] = []
         borders = [0]
@@ -43,11 +42,8 @@ class Haystack:
         while len(straw) < own:
             straw += next(sentences)
             borders.append(min(len(straw), own))
-        del straw[own:]
-        cuts = [min(borders, key=lambda border: abs(border - depth * own)) for depth, _ in planted]
-        for cut, (_, ids) in sorted(zip(cuts, planted, strict=True), key=lambda pair: -pair[0]):
-            straw[cut:cut] = ids
-        return straw
+        cut = min(borders, key=lambda border: abs(border - depth * own))
+        return straw[:cut] + planted + straw[cut:own]
 
 
 def frame(tokenizer: Any, before: str, after: str) -> tuple[list[int], list[int]]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
+from coattn.engine.llm import LLM
+from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import InputError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.generate import positions
+from coattn.hf.load import Loaded
+from coattn.method.row import Composed
 from coattn.tools.evaluate.haystack import Haystack, frame
-from coattn.tools.evaluate.needles import NAMED, PASSKEY, Needle, draw_key, draw_names
 
 NEW_TOKENS = 24
+BEFORE = "There is a pass key of the house hidden in this text. Find it and remember it.\n\n"
+NEEDLE = "The pass key of the house is {key}. Remember it. {key} is the pass key of the house."
+QUESTION = "\n\nWhat is the pass key of the house? Answer with the number."
+"""The pass key task of Mohtashami and Jaggi, Landmark Attention, 2023. It is a house's: in texts about programs, small
+models take a mere pass key for something of the language."""
 
 
 @dataclass(frozen=True)
@@ -20,67 +30,101 @@ class Cell:
 
     length: int
     depth: float
-    asked: Needle
-    others: tuple[Needle, ...] = ()
-    """Keys that are not asked for, spread evenly."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.length}@{self.depth:.4f}"
+    key: str
 
 
-def grid(
-    lengths: Sequence[int], depths: int, *, keys: int = 1, needles: Sequence[Needle] = (), seed: int = 0
-) -> list[Cell]:
+class Answer(NamedTuple):
+    """What the model wrote, and what its engine reports so far."""
+
+    cell: Cell
+    text: str
+    report: Mapping[str, Any]
+
+
+def draw_key(length: int, depth: float, seed: int) -> str:
+    """A number of five digits; the first is not zero."""
+    return str(random.Random(f"{seed} {length} {depth:.4f}").randrange(10_000, 100_000))
+
+
+def grid(lengths: Sequence[int], depths: int, seed: int = 0) -> list[Cell]:
     """Every cell, its key drawn from the seed, the length and the depth alone."""
     steps = [i / (depths - 1) for i in range(depths)] if depths > 1 else [0.5]
-    places = [(length, depth) for length in dict.fromkeys(lengths) for depth in steps]
-    return [_cell(i, length, depth, keys, needles, seed) for i, (length, depth) in enumerate(places)]
+    return [Cell(length, depth, draw_key(length, depth, seed)) for length in dict.fromkeys(lengths) for depth in steps]
 
 
-def _cell(i: int, length: int, depth: float, keys: int, needles: Sequence[Needle], seed: int) -> Cell:
-    draws = random.Random(f"{seed} {length} {depth:.4f}")
-    if needles:
-        return Cell(length, depth, needles[i % len(needles)].fill(key=draw_key(draws)))
-    if keys == 1:
-        return Cell(length, depth, PASSKEY.fill(key=draw_key(draws)))
-    made = [NAMED.fill(key=draw_key(draws), name=name) for name in draw_names(draws, keys)]
-    return Cell(length, depth, made[0], tuple(made[1:]))
+def check_length(loaded: Loaded, prompt: int) -> None:
+    """Raises InputError when a prompt of so many tokens and its answer do not fit in the model."""
+    limit = positions(loaded)
+    if limit is not None and prompt + NEW_TOKENS > limit:
+        raise InputError(
+            f"A prompt of {prompt:,} tokens and an answer of {NEW_TOKENS:,} need {prompt + NEW_TOKENS:,} positions, "
+            f"but {loaded.name} has {limit:,}.",
+            f"Give at most {limit - NEW_TOKENS:,} tokens.",
+        )
 
 
 def prompt(cell: Cell, haystack: Haystack) -> list[int]:
     """Ids `[cell.length]`, chat template and question included."""
-    first, last = frame(haystack.tokenizer, f"{cell.asked.before}\n\n", f"\n\n{cell.asked.question}")
+    first, last = frame(haystack.tokenizer, BEFORE, QUESTION)
     room = cell.length - len(first) - len(last)
     if room <= 0:
         raise InputError(
             f"{cell.length:,} tokens are too few for the question alone.",
             f"Give --lengths of {2 * len(first + last)} or more.",
         )
-    count = len(cell.others)
-    planted = [(cell.depth, cell.asked), *(((i + 0.5) / count, other) for i, other in enumerate(cell.others))]
-    return first + haystack.fill(room, [(depth, f"\n\n{each.needle}\n\n") for depth, each in planted]) + last
+    return first + haystack.fill(room, cell.depth, f"\n\n{NEEDLE.format(key=cell.key)}\n\n") + last
+
+
+def ask(
+    loaded: Loaded,
+    composed: Composed,
+    prompts: Mapping[Cell, list[int]],
+    *,
+    gpu_kv: str | None,
+    gpu_share: float | None,
+    host_kv: str | None,
+    batch: int,
+    chunk: int | None,
+) -> Iterator[Answer]:
+    """Answers, `batch` prompts at a time. Raises the error of a prompt that fails: a grid with holes would look like a
+    worse method.
+
+    Prompts of one length share an engine: what depends on the longest sequence depends on the prompt's own length.
+    gpu_share: instead of gpu_kv, GPU memory as a share of the KV of each prompt. chunk: tokens read per step; None:
+    whole prompts, so that prefill is dense and exact under every method.
+    """
+    token_bytes = sum(layer.token_bytes for layer in describe_layers(loaded.model))
+    for length in sorted({cell.length for cell in prompts}):
+        cells = [cell for cell in prompts if cell.length == length]
+        most, seqs = length + NEW_TOKENS, min(batch, len(cells))
+        with LLM(
+            loaded,
+            composed.method,
+            gpu_kv=gpu_kv if gpu_share is None else int(gpu_share * most * seqs * token_bytes),
+            host_kv=host_kv,
+            max_batch=seqs,
+            max_length=most,
+            chunk=chunk or most,
+            **composed.params,
+        ) as llm:
+            for start in range(0, len(cells), seqs):
+                asked = cells[start : start + seqs]
+                outputs = llm.generate([prompts[cell] for cell in asked], SamplingParams(max_new_tokens=NEW_TOKENS))
+                for cell, output in zip(asked, outputs, strict=True):
+                    if output.error is not None:
+                        raise output.error
+                    yield Answer(cell, output.text, llm.report())
 
 
 def judge(cell: Cell, answer: str) -> dict[str, Any]:
-    """A finished cell as JSON has it: found when the key appears in the answer, whatever the case."""
-    return {
-        "cell": cell.name,
-        "length": cell.length,
-        "depth": cell.depth,
-        "key": cell.asked.answer,
-        "answer": answer.strip(),
-        "found": cell.asked.answer.lower() in answer.lower(),
-    }
+    """A finished cell as JSON has it: found when the key appears in the answer."""
+    return {**asdict(cell), "answer": answer.strip(), "found": cell.key in answer}
 
 
 def summarise(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many were found, in all and for each length, and what a decode step read there."""
+    """How many were found, in all and for each length."""
     by_length = []
     for length in sorted({cell["length"] for cell in cells}):
-        own = [cell for cell in cells if cell["length"] == length]
-        shares = [cell["read_share"] for cell in own if cell["read_share"] is not None]
-        share = sum(shares) / len(shares) if shares else None
-        found = sum(cell["found"] for cell in own)
-        by_length.append({"length": length, "found": found, "total": len(own), "read_share": share})
+        own = [cell["found"] for cell in cells if cell["length"] == length]
+        by_length.append({"length": length, "found": sum(own), "total": len(own)})
     return {"found": sum(cell["found"] for cell in cells), "total": len(cells), "by_length": by_length}

@@ -1,4 +1,4 @@
-"""An engine in this process."""
+"""Who answers a conversation: an engine, whose method can be changed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from coattn.engine.llm import LLM
+from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import EngineError, InputError
-from coattn.tools.chat.talk import Messages, Stats
+from coattn.units import format_bytes
+
+Messages = list[dict[str, str]]
 
 
-class Local:
+class Partner:
     """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one."""
 
     def __init__(self, open: Callable[[str | None], LLM], method: str | None, session: str | None = None) -> None:
@@ -22,14 +25,10 @@ class Local:
         except BaseException:
             self.llm.close()
             raise
-        self.stats: Stats | None = None
-
-    @property
-    def said(self) -> Messages:
-        """The conversation so far, where it goes on from a saved one."""
-        return list(self.session.messages)
+        self._last: RequestOutput | None = None
 
     def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
+        """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
         known = self.session.messages
         if not known or messages[: len(known)] != known or len(messages) == len(known):
             self.session.reset()
@@ -42,24 +41,29 @@ class Local:
                 f"The conversation has {tokens:,} tokens, but {self.llm.max_length:,} is the most.",
                 "Type /reset, or start with a larger --max-length.",
             )
-        params = replace(asked, max_new_tokens=min(asked.max_new_tokens, room))
-        row = self.llm.composed.describe()
-        for part in self.session.stream(new, params):
+        for part in self.session.stream(new, replace(asked, max_new_tokens=min(asked.max_new_tokens, room))):
             if part.error is not None:
                 raise part.error
-            total = part.prompt_tokens + part.new_tokens - 1
-            self.stats = Stats(
-                row["method"],
-                row["exact"],
-                part.prompt_tokens,
-                part.new_tokens,
-                part.first_token_s,
-                part.tokens_per_s,
-                {str(tier): count for tier, count in self.llm.runner.needs(total).items()},
-            )
+            self._last = part
             yield part.text
 
+    def stats(self) -> str:
+        """What the last answer took, for people."""
+        part = self._last
+        if part is None:
+            return "nothing has been answered yet"
+        text = f"{self._under()}: {part.prompt_tokens:,} tokens read, {part.new_tokens:,} written"
+        if part.first_token_s is not None:
+            text += f", first after {part.first_token_s:.2f} s"
+        if part.tokens_per_s is not None:
+            text += f", {part.tokens_per_s:.1f} tokens/s"
+        places = {"gpu": "in the GPU tier", "host": "in DRAM"}
+        held = self.llm.runner.needs(part.prompt_tokens + part.new_tokens - 1)
+        kept = [f"{format_bytes(count)} {places.get(tier, tier)}" for tier, count in held.items() if count]
+        return text + (f"; KV {', '.join(kept)}" if kept else "")
+
     def switch(self, method: str) -> str:
+        """Goes on under another method -> a line about it. Raises CoattnError."""
         self.llm.close()
         try:
             self._reopen(method)
@@ -70,17 +74,19 @@ class Local:
                 why = f"{method!r} could not be opened, nor what was open before it: {error} {again}"
                 raise EngineError(why, "Leave with /quit, and start again.") from error
             raise
-        self._method = method
-        if self.stats is not None:
-            self.stats = replace(self.stats, method=method)
-        row = self.llm.composed.describe()
-        return f"now under {row['method']} ({'exact' if row['exact'] else 'lossy'})"
+        self._method, self._last = method, None
+        return f"now under {self._under()}"
+
+    def _under(self) -> str:
+        row = self.llm.composed
+        return f"{row.method.name} ({'exact' if row.exact else 'lossy'})"
 
     def _reopen(self, method: str | None) -> None:
         self.llm = self._open(method)
         self.session = self.llm.session(self._name, restore=False)
 
     def close(self) -> None:
+        """Saves a conversation that has a name, and closes the engine."""
         try:
             if self._name is not None and self.session.messages:
                 self.session.save()
