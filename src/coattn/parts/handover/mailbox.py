@@ -55,9 +55,9 @@ class Mailbox:
         self.failed = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._jobs: dict[int, int] = {}
         """By layer that is in the step, in order: the number of its job among the thread's."""
-        timestamps = torch.zeros(len(layers), 3, dtype=torch.int64, device=self.device)
-        self._timestamps: dict[int, Tensor] = dict(zip(layers, timestamps, strict=True))
+        self._stamps = torch.zeros(len(layers), 3, dtype=torch.int64, device=self.device)
         """On the GPU's clock, in nanoseconds: query posted, the GPU's own part done, answer seen."""
+        self._timestamps: dict[int, Tensor] = dict(zip(layers, self._stamps, strict=True))
         self.verdict = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._number = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -80,14 +80,11 @@ class Mailbox:
     def spans(self) -> list[Span]:
         """What each job of the last step did when, on the host's monotonic clock."""
         times = self.thread.server.times()
-        jobs = [(layer, self._timestamps[layer], *times[number]) for layer, number in self._jobs.items()]
+        stamps = dict(zip(self._timestamps, self._stamps.tolist(), strict=True))
+        jobs = [(layer, stamps[layer], *times[number]) for layer, number in self._jobs.items()]
         # the thread sees a post about a microsecond after it was made: the closest pair sets one clock by the other
-        ahead = min((seen - int(stamps[0]) for _, stamps, seen, _ in jobs), default=0) - 1000
-        spans = []
-        for layer, stamps, seen, done in jobs:
-            posted, ready, answered = (stamps + ahead).tolist()
-            spans.append(Span(layer, posted, ready, answered, seen, done))
-        return spans
+        ahead = min((seen - stamp[0] for _, stamp, seen, _ in jobs), default=0) - 1000
+        return [Span(layer, a + ahead, b + ahead, c + ahead, *served) for layer, (a, b, c), *served in jobs]
 
     def _add(self, layer: int, plan: Any, post: Tensor, reply: Tensor) -> None:
         """One more job, after those before it."""

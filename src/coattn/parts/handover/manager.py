@@ -38,8 +38,8 @@ class MailboxBridge(InlineBridge):
         self._streams: list[Any] = []
         """Two, for every other layer: while one waits for the CPU's answer, the other makes the next query."""
         # the second of each pair keeps the stamps on 16 bytes, so that one compiled kernel takes them all
-        timestamps = torch.zeros(len(cache.spec.layers), 2, 2, dtype=torch.int64, device=self.device) if pulls else ()
-        self._timestamps: dict[int, Tensor] = dict(zip(cache.spec.layers, timestamps, strict=False))
+        self._stamps = torch.zeros(len(cache.spec.layers) if pulls else 0, 2, 2, dtype=torch.int64, device=self.device)
+        self._timestamps: dict[int, Tensor] = dict(zip(cache.spec.layers, self._stamps, strict=False))
         """By layer, on the GPU's clock: its attention in GPU memory is done; so is that over PCIe."""
 
     @property
@@ -85,7 +85,8 @@ class MailboxBridge(InlineBridge):
 
     def fetches(self) -> list[tuple[str, int, int]]:
         """`(name, start, end)` on the GPU's clock: when the GPU only fetched KV over PCIe in the last replay."""
-        return [(f"layer {layer}", *pair[:, 0].tolist()) for layer, pair in self._timestamps.items()]
+        stamps = self._stamps[..., 0].tolist()
+        return [(f"layer {layer}", *pair) for layer, pair in zip(self._timestamps, stamps, strict=True)]
 
     def report(self) -> dict[str, Any]:
         taken = [] if self._sums is None else self._sums.taken()
