@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from importlib import metadata
 
-NEWEST_TESTED = (5, 22)
+NEWEST_TESTED = (5, 23)
 """Of Transformers, the newest minor version that all tests have run with."""
 
 

@@ -80,7 +80,7 @@ def convert(
             raise  # of the disk's own troubles the caller knows more: where it was writing
         raise ModelError(
             f"{gguf} could not be converted: {one_line(error)}.",
-            f"coattn was tested with transformers 5.17 to 5.22; this is {transformers.__version__}.",
+            f"coattn was tested with transformers 5.17 to 5.23; this is {transformers.__version__}.",
         ) from error
     for path in folder.iterdir():
         os.chmod(path, (folder / "config.json").stat().st_mode)  # safetensors writes files only the owner can read
