@@ -17,6 +17,7 @@ from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
+from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
@@ -193,8 +194,8 @@ class SketchMaintenance(Maintenance):
         if table.host and self.cache.spec.plan.pool_blocks:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
-                pool.bring(host.memory.listed(layer), table.column("host_blocks"), table.seq)
-            pool.renew(table.seq)
+                bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
+            renew_pool(pool, table.seq)
 
     def heard_of(self) -> tuple[dict[int, Any], ...]:
         return self._moments, self._last
