@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from coattn import native
 from coattn.parts.maintenance.entries.choosing import Choice
 
 NICE = 10
@@ -131,8 +132,6 @@ class BackgroundChooser:
 def stand_back() -> None:
     """The calling thread runs where nobody else wants to: behind others, and on CPUs that no worker is pinned to, where
     there are any. A worker that had to share its CPU would be what a step waits for."""
-    from coattn import native
-
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     with suppress(OSError):
