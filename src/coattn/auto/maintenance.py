@@ -16,6 +16,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
+from coattn.kernels.cuda.attend_pool import refuses
 from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
@@ -146,8 +147,6 @@ class SketchMaintenance(Maintenance):
         shapes = list(spec.layers.values())
         if spec.device.type != "cuda":
             return self.pool_dtype == "int8" or all(map(has_form, shapes))
-        from coattn.kernels.cuda.attend_pool import refuses
-
         why = next((found for found in map(refuses, shapes) if found is not None), None)
         if why is not None and self.pool_dtype == "int8":
             raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")

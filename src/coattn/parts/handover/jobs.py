@@ -12,6 +12,7 @@ from coattn import native
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
+from coattn.kernels.cuda.top_p import send
 from coattn.kernels.native import attend as attending
 from coattn.kernels.native import weighted_sum as summing
 from coattn.kernels.quantise.blocks import PackedBlocks
@@ -133,7 +134,6 @@ class SumMailbox(Mailbox):
 
     def submit(self, layer: int, values: ValueBlocks, work: RowWork) -> Result:
         """Lists in GPU memory on their way to the CPU, and the wait for the sum, beside what the GPU does next."""
-        from coattn.kernels.cuda.top_p import send
         from coattn.kernels.triton import handover
 
         slot = self._slot(layer, values)

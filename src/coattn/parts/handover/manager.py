@@ -16,8 +16,7 @@ from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, Result
 from coattn.parts.handover.bridges import InlineBridge
 from coattn.parts.handover.jobs import AttendMailbox, SumMailbox
-from coattn.parts.handover.mailbox import DEADLINE_S, Mailbox, MailboxThread
-from coattn.parts.handover.span import Span
+from coattn.parts.handover.mailbox import DEADLINE_S, Mailbox, MailboxThread, Span
 from coattn.types import BlockWork, RowWork, Work
 
 STOP_US = 100_000
