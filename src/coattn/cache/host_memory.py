@@ -56,8 +56,7 @@ class CopyStream:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             copy(source)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
+            event = self._stream.record_event()
         source.record_stream(self._stream)
         return event
 

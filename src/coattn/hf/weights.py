@@ -189,8 +189,7 @@ class StagedWeights:
             self._side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._side):
                 self._copy(following)
-                ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                ready.record(self._side)
+                ready = self._side.record_event()
             self._events[following] = ready
 
         return fetch

@@ -220,8 +220,6 @@ def step_of(chunks: Sequence[Chunk]) -> Step:
 class Clock(Probe):
     """When each layer's attention ran."""
 
-    optional = True
-
     def __init__(self) -> None:
         self.start()
 

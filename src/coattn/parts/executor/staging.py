@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,8 +96,7 @@ class Staging:
             stream.wait_event(host.arriving[layer])
         with torch.cuda.stream(stream):
             _copy(target, host, layer, ids)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(stream)
+            ready = stream.record_event()
         return Filling(half, target, ready)
 
     def done(self, filling: Filling) -> None:
@@ -104,11 +104,9 @@ class Staging:
         if filling.ready is not None:
             self._free[filling.half] = self._event()
 
-    def _event(self) -> torch.cuda.Event:
+    def _event(self) -> Any:
         """What the current stream of the device has been given so far."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.shape.device))
-        return event
+        return torch.cuda.current_stream(self.shape.device).record_event()
 
 
 @dataclass

@@ -71,8 +71,7 @@ class AttendMailbox(Mailbox):
                     self._copied[layer] = torch.zeros_like(out, device=q.device), torch.zeros_like(lse, device=q.device)
                 out, lse = self._copied[layer]
                 handover.receive(slot.out[:rows], slot.lse[:rows], out, lse)
-            answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            answered.record(side)
+            answered = side.record_event()
         q.record_stream(side)
 
         def fetch() -> Split:

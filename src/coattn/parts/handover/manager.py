@@ -68,8 +68,7 @@ class MailboxBridge(InlineBridge):
             yield
 
     def record_event(self) -> Callable[[], None]:
-        made: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        made.record()
+        made: Any = torch.cuda.current_stream().record_event()
         return lambda: torch.cuda.current_stream(self.device).wait_event(made)
 
     def timestamp_slot(self, layer: int, who: str) -> Tensor | None:

@@ -50,8 +50,7 @@ class BackgroundChooser:
         after: Any = None
         if self._device.type == "cuda":
             self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            after = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            after.record(torch.cuda.current_stream(self._device))
+            after = torch.cuda.current_stream(self._device).record_event()
         self._due[slot], self.busy[slot] = Due(length, after), Future()
 
     def begin(self, make: Callable[[int, int], Choice], but: Collection[int]) -> None:
