@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, runs
+from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
-from coattn.kernels.recall import recall
 from coattn.types import LayerShape
 
 HALVES = 2
@@ -89,13 +88,13 @@ class Staging:
         half, self._turn = self._turn, 1 - self._turn
         target, stream = self._halves[half], self._stream
         if stream is None:
-            _copy(target, host, layer, ids)
+            host.bring(layer, ids, target)
             return Filling(half, target, None)
         stream.wait_event(self._free[half])
         if layer in host.arriving:
             stream.wait_event(host.arriving[layer])
         with torch.cuda.stream(stream):
-            _copy(target, host, layer, ids)
+            host.bring(layer, ids, target)
             ready = stream.record_event()
         return Filling(half, target, ready)
 
@@ -122,15 +121,3 @@ class Filling:
         if self.ready is not None:
             torch.cuda.current_stream(self.blocks.device).wait_event(self.ready)
         return self.blocks
-
-
-def _copy(target: Tensor, host: BlockMemory, layer: int, ids: list[int]) -> None:
-    source = host[layer]
-    if host.form != "model":
-        # a kernel reads them where they lie and writes numbers, in the order of `target`
-        wanted = torch.tensor(ids, dtype=torch.int32).to(target.device)
-        places = torch.arange(len(ids), dtype=torch.int32, device=target.device)
-        recall(target, host.listed(layer), *(x.expand(1, target.shape[1], -1) for x in (places, wanted)))
-        return
-    for start, end in runs(ids):
-        target[start:end].copy_(source[ids[start] : ids[end - 1] + 1], non_blocking=True)
