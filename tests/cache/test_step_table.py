@@ -208,7 +208,7 @@ def test_every_group_of_layers_has_a_table_of_its_own() -> None:
     assert table is not None
     assert table.flush_to is not None
     assert table.flush_to.tolist() == [host.table.owned[1][0], NO_BLOCK]
-    assert table.write_offset.tolist() == [7, 4]
+    assert table.column("write_offset").tolist() == [7, 4]
 
 
 def test_a_list_in_reach_has_one_row_for_each_sequence() -> None:

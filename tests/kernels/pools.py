@@ -6,14 +6,8 @@ from typing import Any
 
 import torch
 
-from coattn.auto.pool import TokenPool
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.rows import PackedRows
-
-
-def tensors_of(pool: TokenPool) -> PoolTensors:
-    """What only kernels and tests may see."""
-    return pool._tensors
 
 
 def copied(pool: PoolTensors, device: torch.device | str = "cpu") -> PoolTensors:

@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from coattn.auto.pool import TokenPool
 from coattn.kernels.pool_memory import NEVER, PoolTensors
 
 BLOCK, HEADS, D = 4, 2, 8
@@ -16,7 +15,7 @@ def made() -> PoolTensors:
     """Two slots and one for padding; of slot 1 tokens 8 to 1 lie in places 0 to 7."""
     pool = PoolTensors.make(torch.zeros(6, HEADS, 2, BLOCK, D), 0, 3, 32, 2 * BLOCK, 4)
     tokens = torch.arange(8, 0, -1).expand(HEADS, -1)
-    TokenPool(pool).fill(1, tokens, torch.randn(HEADS, 8, D), torch.randn(HEADS, 8, D))
+    pool.fill(1, tokens, torch.randn(HEADS, 8, D), torch.randn(HEADS, 8, D))
     return pool
 
 
@@ -45,5 +44,5 @@ def test_an_estimate_that_was_off_by_nothing_known_is_taken_as_it_is() -> None:
     torch.testing.assert_close(found[0, :2], 0.5 + math.log(2) - torch.tensor([1.0, 2.0]))
     assert found[0, 2:].equal(torch.zeros(2))
     assert found[1].equal(torch.zeros(4))
-    TokenPool(pool).fill(1, torch.arange(8).expand(HEADS, -1), torch.randn(HEADS, 8, D), torch.randn(HEADS, 8, D))
+    pool.fill(1, torch.arange(8).expand(HEADS, -1), torch.randn(HEADS, 8, D), torch.randn(HEADS, 8, D))
     assert pool.off(seq).equal(torch.zeros(2, 4))

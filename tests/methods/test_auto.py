@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.pools import tensors_of
 from torch import Tensor
 
 from coattn.auto.index import Sketch
@@ -52,7 +51,7 @@ class World:
     def step(self, *new: int) -> list[Tensor]:
         step = Step.of(tuple(range(len(new))), tuple(self.lengths), new)
         running = self.runtime.begin(step)
-        self.pools = [deepcopy(tensors_of(pool)) for pool in self.sketch.pools.values()]
+        self.pools = [deepcopy(pool) for pool in self.sketch.pools.values()]
         found, self.q = [], []
         for layer in range(2):
             q, k, v = (torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -92,8 +91,7 @@ class World:
 
     def check_books(self) -> None:
         """Every place of a pool holds the token that its books name, and some came while decoding."""
-        for layer, own in self.sketch.pools.items():
-            pool = tensors_of(own)
+        for layer, pool in self.sketch.pools.items():
             young = size = 0
             for slot in range(len(self.lengths)):
                 for head in range(KV_HEADS):
@@ -318,10 +316,7 @@ def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
     places = []
     for _ in range(70):  # it is fitted again on the way
         world.step(1)
-        places += [
-            tensors_of(pool).place_of[0, :, torch.tensor(world.odd) - world.sinks]
-            for pool in world.sketch.pools.values()
-        ]
+        places += [pool.place_of[0, :, torch.tensor(world.odd) - world.sinks] for pool in world.sketch.pools.values()]
     assert world.sketch.fitted[0] < 150 // BLOCK + 70 // BLOCK
     pins = {pool.pins for pool in world.sketch.pools.values()}
     assert pins == {8}  # a quarter of the pool
@@ -339,9 +334,7 @@ def test_a_pool_grows_with_its_sequence() -> None:
     for _ in range(60):
         world.step(1)
     assert world.sketch.cache.gpu.pooled[0] > small
-    assert (
-        int((tensors_of(world.sketch.pools[0]).place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
-    )
+    assert int((world.sketch.pools[0].place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
 
 
 @pytest.mark.parametrize("seqs", [1, 3])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from lab.tests.run import coattn_lab
 
-from coattn.parts.handover.mailbox import MailboxThread
+from coattn.parts.handover.mailbox import MailboxThread, Span
 from coattn.parts.handover.manager import MailboxBridge
-from coattn.parts.handover.span import Span
 from coattn.step.trace.step import Crossing, Timing, on_host_clock
 from coattn_lab.bench.decode import _time, layer_us, waiting
 

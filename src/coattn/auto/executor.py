@@ -12,8 +12,11 @@ from torch import Tensor
 from coattn.auto.index import Sketch
 from coattn.auto.select import NearWork, ScoredWork
 from coattn.kernels.attend import attend
+from coattn.kernels.attend_pool import attend_near
+from coattn.kernels.attend_scored import attend_scored
 from coattn.kernels.quantise.sketch import Scores
 from coattn.kernels.scored_entries import Lanes, ScoredEntries
+from coattn.kernels.sketch import bound_scores
 from coattn.kernels.streams import FIRST, SideStream
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
@@ -77,7 +80,7 @@ launched first) |
     def run(self, call: AttentionCall, work: Any) -> State:
         if isinstance(work, NearWork):
             sketch = cast("Sketch", call.index)
-            beside = self._attend_hot_beside if sketch.pools[call.layer].packed else self._attend_all
+            beside = self._attend_hot_beside if sketch.pools[call.layer].packed is not None else self._attend_all
             state, self._near = beside(call, sketch, work)
             return state
         if isinstance(work, ScoredWork):
@@ -102,7 +105,7 @@ launched first) |
 
         def begin() -> tuple[Tensor, Callable[[], Split]]:
             memory = self.cache.gpu.memory[call.layer]
-            return pool.attend_near(call.q, memory, work.blocks, table.seq, call.scale, call.shape.softcap)
+            return attend_near(call.q, memory, work.blocks, pool, table.seq, call.scale, call.shape.softcap)
 
         window, rest = self._scan.run(device, begin)
         mean = self._means.run(device, lambda: sketch.means.of(call.layer, table, call.shape))
@@ -123,11 +126,11 @@ launched first) |
         assert found is not None, "NearWork comes first"
         assert found.layer == call.layer, "NearWork comes first"
         pool, memory = work.pool, self.cache.host.memory.listed(call.layer)
-        bound = pool.bound(found.scores, found.near, work.floors, work.seq, whole=not pool.packed)
+        bound = bound_scores(found.scores, found.near, work.floors, pool, work.seq, whole=pool.packed is None)
         entries = ScoredEntries(
             work.table, work.tokens, found.scores.scores, bound, found.mean, work.seq, work.sync_fetch, work.fetch
         )
-        taken = pool.attend_scored(call.q, memory, entries, call.scale, call.shape.softcap, self._lanes)
+        taken = attend_scored(call.q, memory, entries, pool, call.scale, call.shape.softcap, self._lanes)
         self._taken[call.layer] = taken.far, taken.later, taken.cold
         self._pools.join()
         return taken.states

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from coattn.auto.pool import TokenPool
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -19,8 +18,9 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import sum_values
+from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketched, Sketcher, fit, spread_of
-from coattn.kernels.sketch import flush_sketch
+from coattn.kernels.sketch import flush_sketch, score_sketch
 from coattn.part import check_count
 from coattn.parts.index.base import BookedIndex
 from coattn.parts.index.codes.means import Means
@@ -65,7 +65,7 @@ class Sketch(BookedIndex):
     tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
     """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
     means: Means = field(init=False, repr=False)
-    pools: dict[int, TokenPool] = field(init=False, repr=False, default_factory=dict)
+    pools: dict[int, PoolTensors] = field(init=False, repr=False, default_factory=dict)
     """By layer: tokens that were wanted lately, in GPU memory."""
     fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """By sequence: full blocks that it had when it was fitted."""
@@ -95,7 +95,7 @@ class Sketch(BookedIndex):
         )
         places = spec.plan.pool_blocks * config.block
         pools = sum(
-            TokenPool.bytes(
+            PoolTensors.bytes(
                 s.kv_heads,
                 spec.seqs + 1,
                 spec.tokens or FIRST_TOKENS,
@@ -127,7 +127,7 @@ class Sketch(BookedIndex):
         places = cache.spec.plan.pool_blocks * cache.block
         pins = min(PINNED_TOKENS, places // 4)
         self.pools = {
-            layer: TokenPool.make(
+            layer: PoolTensors.make(
                 gpu.memory[layer],
                 gpu.pools,
                 cache.spec.seqs + 1,
@@ -242,7 +242,7 @@ class Sketch(BookedIndex):
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
         keys = Sketched(self.memory[layer], blocks, lens, self.tables[layer], table.seq)
-        return self.pools[layer].score(q, keys, scale, self.cache.spec.layers[layer].softcap)
+        return score_sketch(q, keys, scale, self.cache.spec.layers[layer].softcap, self.pools[layer])
 
     def report(self, step: Step) -> dict[str, Any]:
         """A key's bytes in the sketch, of a token's."""

@@ -16,7 +16,9 @@ from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
+from coattn.kernels.cuda.attend_pool import refuses
 from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
+from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
@@ -145,8 +147,6 @@ class SketchMaintenance(Maintenance):
         shapes = list(spec.layers.values())
         if spec.device.type != "cuda":
             return self.pool_dtype == "int8" or all(map(has_form, shapes))
-        from coattn.kernels.cuda.attend_pool import refuses
-
         why = next((found for found in map(refuses, shapes) if found is not None), None)
         if why is not None and self.pool_dtype == "int8":
             raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")
@@ -193,8 +193,8 @@ class SketchMaintenance(Maintenance):
         if table.host and self.cache.spec.plan.pool_blocks:
             pool, host = self._sketch.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
-                pool.bring(host.memory.listed(layer), table.column("host_blocks"), table.seq)
-            pool.renew(table.seq)
+                bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
+            renew_pool(pool, table.seq)
 
     def heard_of(self) -> tuple[dict[int, Any], ...]:
         return self._moments, self._last

@@ -11,9 +11,9 @@ from torch import Tensor
 from coattn.auto.audit.audit import Audit
 from coattn.auto.floors import ERROR_ROOTS, Floors
 from coattn.auto.index import Sketch
-from coattn.auto.pool import TokenPool
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
+from coattn.kernels.pool_memory import PoolTensors
 from coattn.part import check_number
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
@@ -45,7 +45,7 @@ class ScoredWork:
     tokens: Tensor
     seq: Tensor
     floors: Tensor
-    pool: TokenPool
+    pool: PoolTensors
     sync_fetch: float
     """How far above its bound, as a logarithm, a score must be for an entry to be fetched and attended in this step."""
     fetch: float

@@ -13,7 +13,7 @@ from coattn.cache.host_memory import host_memory, layer_views
 from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
 from coattn.kernels.append import whole_blocks
-from coattn.kernels.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of, unpack_blocks
+from coattn.kernels.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of
 from coattn.kernels.quantise.values import ValueBlocks
 from coattn.kernels.recall import recall
 from coattn.kernels.streams import current
@@ -89,31 +89,26 @@ class BlockMemory:
         """The values of a layer, where they can be read one by one."""
         return ValueBlocks.of(self[layer][:, :, 1])
 
-    def get(self, layer: int, ids: Tensor) -> Tensor:
-        """Blocks `[len(ids), kv_heads, 2, block, head_dim]` in the layer's dtype, where the memory is."""
-        shape, found = self.layers[layer], self[layer][ids]
-        if self.form == "model":
-            return found
-        return unpack_blocks(found, self.block, shape.head_dim, shape.dtype)
-
     def brought(self, layer: int, ids: list[int]) -> Tensor:
-        """The same on the layer's device. A GPU copies stretches of blocks as they lie, on its current stream: gathered
-        on the host first, they would take many times as long."""
-        shape, memory = self.layers[layer], self[layer]
-        if shape.device.type != "cuda":
-            return self.get(layer, torch.tensor(ids, dtype=torch.long)).to(shape.device)
-        if self.form != "model":  # a kernel reads codes where they lie and writes numbers
-            size = (len(ids), shape.kv_heads, 2, self.block, shape.head_dim)
-            found = torch.empty(size, dtype=shape.dtype, device=shape.device)
-            wanted = torch.tensor(ids, dtype=torch.int32).to(shape.device)
-            places = torch.arange(len(ids), dtype=torch.int32, device=shape.device)
-            with current(shape.device):
-                recall(found, self.listed(layer), *(x.expand(1, shape.kv_heads, -1) for x in (places, wanted)))
-            return found
-        found = torch.empty(len(ids), *memory.shape[1:], dtype=shape.dtype, device=shape.device)
-        for start, end in runs(ids):
-            found[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
+        """Blocks `[len(ids), kv_heads, 2, block, head_dim]` in the layer's dtype, on its device."""
+        shape = self.layers[layer]
+        size = (len(ids), shape.kv_heads, 2, self.block, shape.head_dim)
+        found = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        with current(shape.device):
+            self.bring(layer, ids, found)
         return found
+
+    def bring(self, layer: int, ids: list[int], to: Tensor) -> None:
+        """The same into the first places of `to`. A GPU copies stretches of blocks as they lie, on its current stream:
+        gathered on the host first, they would take many times as long."""
+        if self.form != "model":  # a kernel reads codes where they lie and writes numbers
+            wanted = torch.tensor(ids, dtype=torch.int32).to(to.device)
+            places = torch.arange(len(ids), dtype=torch.int32, device=to.device)
+            recall(to, self.listed(layer), *(x.expand(1, to.shape[1], -1) for x in (places, wanted)))
+            return
+        memory = self[layer]
+        for start, end in runs(ids):
+            to[start:end].copy_(memory[ids[start] : ids[end - 1] + 1], non_blocking=True)
 
     def listed(self, layer: int) -> Tensor | PackedBlocks:
         """What attention over listed blocks reads."""

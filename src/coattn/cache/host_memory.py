@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coattn import native
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
 
@@ -26,8 +27,6 @@ def host_memory(nbytes: int, device: torch.device) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     if device.type != "cuda" or nbytes == 0:
         return torch.zeros(nbytes, dtype=torch.uint8)
-    from coattn import native
-
     arena = native.Arena(nbytes, device)
     arena.grow(nbytes)
     return arena.memory()[:nbytes]
@@ -57,8 +56,7 @@ class CopyStream:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             copy(source)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
+            event = self._stream.record_event()
         source.record_stream(self._stream)
         return event
 
@@ -67,8 +65,6 @@ class Growing:
     """Memory in DRAM that grows up to `most` bytes and never moves; only the CPU uses it."""
 
     def __init__(self, most: int) -> None:
-        from coattn import native
-
         self.most = -(-max(1, most) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._arena = native.Arena(self.most)
         self.committed = 0

@@ -82,8 +82,7 @@ class TableMemory:
         if self._device is not self._host:
             end = len(self._host) if self._changed else len(self._numbers) * self.batch
             self._device[:end].copy_(self._host[:end], non_blocking=True)
-            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._sent.record(torch.cuda.current_stream(self.device))
+            self._sent = torch.cuda.current_stream(self.device).record_event()
         self._changed = False
 
     def _await(self) -> None:
@@ -143,11 +142,6 @@ class StepTable:
     def write_block(self) -> Tensor:
         """`[rows]`: the GPU block of each new token."""
         return self.column("write_block")
-
-    @property
-    def write_offset(self) -> Tensor:
-        """`[rows]`: its row in that block."""
-        return self.column("write_offset")
 
     @property
     def flush_to(self) -> Tensor | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from coattn.cache.ledger import PLACE
 from coattn.engine.request import Request
+from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError, InputError
 from coattn.types import Tier
 from coattn.units import format_bytes
@@ -20,19 +21,6 @@ ONWARD: dict[Tier, str] = {
 """By the tier that is too small: who needs less of it."""
 
 
-class Memory(Protocol):
-    """What is asked of a runner."""
-
-    def needs(self, tokens: int) -> Mapping[Tier, int]:
-        """Bytes of each tier that a sequence of so many tokens takes."""
-
-    def free(self) -> Mapping[Tier, int | None]:
-        """Bytes of each tier that sequences can still be given; None: no limit."""
-
-    def forget(self, slot: int, length: int) -> None:
-        """Gives back what the sequence in `slot` holds."""
-
-
 class Excess(NamedTuple):
     """A tier that has too little, what is wanted of it and what it has."""
 
@@ -42,10 +30,10 @@ class Excess(NamedTuple):
 
 
 class Admission:
-    """The bytes of a memory, made when no sequence is in it."""
+    """The bytes of a runner's memory, made when no sequence is in it."""
 
     def __init__(
-        self, memory: Memory, longest: int, fullest: Callable[[Tier], tuple[str, float]] = lambda _: ("", 1.0)
+        self, memory: Runner, longest: int, fullest: Callable[[Tier], tuple[str, float]] = lambda _: ("", 1.0)
     ) -> None:
         """longest: tokens of a sequence at most.
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.plan.kv import layer_kv
 from coattn.errors import ConfigError
-from coattn.hf.architectures import describe_layers
+from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.division import Sizes, choose_devices, choose_shares, divide, sizes
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
 from coattn.method.row import Composed
 from coattn.units import parse_bytes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SHARE = 0.8
 """Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from coattn.hf.architectures import attention_modules, describe_layers, layers_of
 from coattn.hf.attention import ModelUser, pack
 from coattn.hf.query import norm_of, query_of, rope_of, scale_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Ahead:

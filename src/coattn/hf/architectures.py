@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel as PreTrainedModel
 
 from coattn.errors import UnsupportedError
 from coattn.hf.families import refuse_family
 from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.kernels.card import check_card
 from coattn.types import LayerShape, Rope
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""

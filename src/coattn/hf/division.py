@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from coattn.errors import ConfigError
 from coattn.hf.architectures import layers_of
 from coattn.hf.load import choose_device
 from coattn.hf.stored import bytes_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 LAST = ("norm", "final_layer_norm", "project_out")
 """Of a decoder's own modules, those that run after its layers."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
@@ -17,9 +18,6 @@ from coattn.hf.logits import head
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Session(ModelUser):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 CHUNK = 512
 """Positions per chunk: bounds the logits in memory to `CHUNK x vocabulary` floats."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from coattn.hf.architectures import layers_of
 from coattn.hf.division import Division, modules_after
 from coattn.hf.stored import move_buffers, move_parameter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Carry = Callable[[int, Tensor], Tensor]
 """`(stage, tensor of an earlier one) -> the same in this one`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
@@ -26,9 +27,6 @@ from coattn.part import check_count
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, Step
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 QUERIES = 64
 """Last queries of a prompt that go with it: methods that choose by them choose as if they had read it themselves."""

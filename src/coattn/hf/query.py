@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from coattn.errors import UnsupportedError
 from coattn.hf.stored import is_plain
 from coattn.types import LayerShape
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 NORMS = ("input_layernorm", "self_attn_layer_norm")
 Rope = tuple[Tensor, Tensor]

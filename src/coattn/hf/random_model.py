@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coattn.cache import available
 from coattn.errors import BudgetError, ConfigError
 from coattn.hf.refusals import quiet
 from coattn.hf.stored import stored
 from coattn.units import format_apart
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def _shape(

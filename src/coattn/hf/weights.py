@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from coattn.cache.host_memory import host_memory
 from coattn.errors import ConfigError
@@ -17,9 +18,6 @@ from coattn.hf.architectures import layers_of
 from coattn.hf.fuse.forms import replaced
 from coattn.hf.fuse.siblings import projections
 from coattn.hf.stored import bytes_of, move_buffers, move_parameter, stored
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SLOTS = 2
 """Layers' worth of staging memory on the GPU: one is computed with while the next comes in."""
@@ -191,8 +189,7 @@ class StagedWeights:
             self._side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._side):
                 self._copy(following)
-                ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                ready.record(self._side)
+                ready = self._side.record_event()
             self._events[following] = ready
 
         return fetch

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.attend import attend
+from coattn.kernels.cuda import attend_pool as cuda
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.softcap import softcap as capped
 from coattn.state import Split
@@ -25,9 +26,7 @@ def attend_near(
     GPU: CUDA C++.
     """
     if q.device.type == "cuda":
-        from coattn.kernels.cuda.attend_pool import attend_near as kernel
-
-        return kernel(q, blocks, picked, pool, seq, scale, softcap)
+        return cuda.attend_near(q, blocks, picked, pool, seq, scale, softcap)
     found = attend(q, blocks, picked, scale, softcap)
     window = found.merged() if isinstance(found, Split) else found
 

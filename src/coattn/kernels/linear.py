@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from coattn.kernels.cuda import product
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
     """x `[.., k]` times weight `[n, k]`, plus residual `[.., n]`; the product is rounded before it is added."""
     if x.device.type == "cuda":
-        from coattn.kernels.cuda import product
         from coattn.kernels.triton import linear as triton
 
         if product.refuses(x, weight) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ class PoolTensors:
     they are chosen like tokens in DRAM, but read in GPU memory. The last slot is for padding rows. Positions count from
     the first token that a step may attend to in DRAM.
 
-    Owner: `auto.pool.TokenPool`, whose `fill` writes all of a slot between steps. In a decode step kernels run in this
+    Owner: `auto.index.Sketch`, which has `fill` write all of a slot between steps. In a decode step kernels run in this
     order. Those of one stream follow each other; `attend_near` runs on a stream that is joined after `attend_scored`,
     `bring` and `renew_pool` on one that is joined before the layer's next decode step.
 
@@ -102,6 +103,11 @@ class PoolTensors:
         packed: bool = False,
         hot: int = HOT,
     ) -> PoolTensors:
+        """Empty pools of `places` tokens of each of `slots` sequences, the last for padding rows, of `tokens` at most.
+
+        gpu: of which they have the blocks from `first` on, unless they are `packed` in 8 bits. hot: tokens in 8 bits
+        that a step attends to without a choice.
+        """
         heads, device = gpu.shape[1], gpu.device
 
         def whole(width: int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -122,10 +128,21 @@ class PoolTensors:
     def device(self) -> torch.device:
         return self.clock.device
 
+    @property
+    def places(self) -> int:
+        return self.age.shape[-1]
+
+    @property
+    def tokens(self) -> int:
+        """The longest sequence that there is room for in the books, less what a step never attends in DRAM."""
+        return self.place_of.shape[-1]
+
     @staticmethod
-    def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int) -> int:
+    def bytes(heads: int, slots: int, tokens: int, places: int, q_heads: int, d: int, packed: bool) -> int:
+        """Of GPU memory, but for the blocks."""
         books = slots * heads * (4 * _aligned(tokens) + 8 * places + 8 * FRESH + 16)
-        return books + 4 * slots * q_heads * (2 + PIECES)
+        rows = PackedRows.bytes(slots, heads, places, d) if packed else 0
+        return books + 4 * slots * q_heads * (2 + PIECES) + rows
 
     def hot(self, seq: Tensor, n: int) -> Tensor:
         """`[rows, kv_heads, n]`: tokens of the pools of sequences `seq` that a step attends to without being asked."""
@@ -160,6 +177,59 @@ class PoolTensors:
         ids = self.first + slot * (self.age.shape[-1] // block) + places // block
         for i, x in enumerate((k, v)):
             self.gpu[ids, head, i, places % block] = x.to(self.gpu.dtype)
+
+    def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor, learn: Tensor | None = None) -> None:
+        """All that the pool of a slot holds from now on.
+
+        tokens: `[kv_heads, n]` int64 positions, those that are pinned first and then those wanted most, n a multiple of
+        the block; k, v: `[kv_heads, n, d]`; learn: `[kv_heads, m, d]`, some of the sequence's keys, in whose terms rows
+        in 8 bits are from now on.
+        """
+        packed = self.packed
+        if packed is not None and learn is not None:
+            packed.learn(slot, learn)
+        for held, value in ((self.place_of, NONE), (self.token_of, NONE), (self.age, NEVER), (self.free_places, NONE)):
+            held[slot] = value
+        self.incoming[slot], self.clock[slot], self.num_incoming[slot], self.evict_age[slot] = NONE, 1, 0, LONG_AGO
+        self.bound_margin[slot], self.est_lse[slot], self.last_margin[slot] = torch.inf, torch.inf, -torch.inf
+        heads, n = tokens.shape
+        order = torch.arange(n, device=tokens.device)
+        places = order
+        if packed is not None:
+            first = min(n, max(packed.hot, self.pins))
+            places = torch.where(order < first, order, order + COLD)
+            packed.count[slot], packed.since[slot] = first, 1 - max(1, first)
+            packed.listed[slot, :, :first] = order[:first].to(torch.int16)
+        if not n:
+            return
+        self.place_of[slot].scatter_(1, tokens, places.to(torch.int16).expand(heads, -1))
+        self.token_of[slot, :, :n] = tokens.int()
+        self.age[slot, :, :n] = -order.int()
+        fresh = min(self.free_places.shape[-1], max(0, n - self.pins))
+        self.free_places[slot, :, :fresh] = order.flip(0)[:fresh].int()
+        for head in range(heads):
+            self.put(slot, head, order, k[head], v[head])
+
+    def recency(self, slot: int, n: int) -> Tensor:
+        """`[kv_heads, n]` int64: how lately each token was wanted; those outside the pool before all others."""
+        heads, held = len(self.token_of[slot]), self.token_of[slot].long()
+        found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
+        age = self.age[slot].long() + (1 << 31) + n  # all are later than any position
+        inside = (held >= 0) & (held < n)
+        return found.scatter_(1, torch.where(inside, held, n), age)[:, :n]
+
+    def saved(self, seq: Tensor) -> Callable[[], None]:
+        """Puts back what attention changes of the pools of sequences `seq`, as it is now."""
+        slots = seq.long()
+        books = (self.place_of, self.age, self.incoming, self.num_attended)
+        written = (*books, self.bound_margin, self.last_margin, self.est_lse, self.true_lse)
+        kept = [x[slots] for x in written]
+
+        def put_back() -> None:
+            for x, known in zip(written, kept, strict=True):
+                x[slots] = known
+
+        return put_back
 
 
 def _aligned(tokens: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coattn.kernels.cuda import score_pq as cuda
+from coattn.kernels.cuda.top_p import largest
 from coattn.kernels.quantise.codebook import Codebook
 from coattn.kernels.quantise.pack import unpack
 from coattn.kernels.softcap import softcap as capped
@@ -31,9 +33,6 @@ def score_pq(
     q = q if book is None else book.queries(q)
     if q.device.type != "cuda":
         return reference(q, kept, table, tokens, book, bits, scale, softcap)
-    from coattn.kernels.cuda import score_pq as cuda
-    from coattn.kernels.cuda.top_p import largest
-
     if book is not None and cuda.refuses(q, kept, book, bits) is None:
         return cuda.score_pq(q, kept, table, tokens, book, bits, scale, softcap, top)
     scores = reference(q, kept, table, tokens, book, bits, scale, softcap)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coattn.kernels.cuda import bound_scores as cuda_bound
+from coattn.kernels.cuda import nvrtc
+from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.operation import Operation
 from coattn.kernels.pool_memory import LOG2E, TOUCH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, guess, unpack
@@ -21,13 +24,10 @@ def score_sketch(
     pool: which entries are attended to in it; the highest scores are noted there, and which of its tokens are wanted,
     by the last bound. On a GPU scores may be a `Scan`.
     """
-    if q.device.type == "cuda":
-        from coattn.kernels.cuda import score_sketch as cuda
-
-        if cuda.refuses(q, keys.kept, pool) is None:
-            # before attention takes all of the GPU: what waits for it is longer
-            weighed = cuda.weigh(q, keys, scale, softcap, pool)
-            return lambda: cuda.score(weighed, pool)
+    if cuda.refuses(q, keys.kept, pool) is None:
+        # before attention takes all of the GPU: what waits for it is longer
+        weighed = cuda.weigh(q, keys, scale, softcap, pool)
+        return lambda: cuda.score(weighed, pool)
 
     kept, table, tokens, _, seq = keys
     off = pool.off(seq)  # before the pools are attended again
@@ -79,12 +79,8 @@ def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: PoolTensors,
     sketch's estimate stands for it, by as much more or less as the last one of sequences `seq` was off: so nobody waits
     for attention over the pool. floors: `[rows]`, their logarithms. How far bounds are above `found.guess` is noted.
     """
-    if near.device.type == "cuda":
-        from coattn.kernels.cuda import bound_scores as cuda
-        from coattn.kernels.cuda import nvrtc
-
-        if nvrtc.available(near.device):
-            return cuda.bound_scores(found, near, floors, pool, seq, whole)
+    if nvrtc.available(near.device):
+        return cuda_bound.bound_scores(found, near, floors, pool, seq, whole)
     slots, parts = seq.long(), [found.lse, near]
     if not whole:
         inside = found.inside.logsumexp(1)

@@ -122,8 +122,7 @@ class Sends(Probe):
         self.queries[layer] = torch.cat(known)[-layout.queries :]
         ready = None
         if k.device.type == "cuda":
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(torch.cuda.current_stream(k.device))
+            ready = torch.cuda.current_stream(k.device).record_event()
         frame = {"op": "layer", "layer": layer, "rows": [start, end]}
         self.job.put(Part(frame, list(zip(layout.rows(layer, start, end), (k, v), strict=True)), ready))
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.pools import tensors_of
 from torch import Tensor
 
 from coattn.auto.audit.audit import Audit, Chosen
@@ -276,8 +275,8 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     for _ in range(4):
         take(audit, chosen, found(0.1))
     assert (sketch.drifted, audit.report()["refits"]) == ({0}, 1)
-    pool, books = sketch.pools[0], tensors_of(sketch.pools[0])
-    lately, held = pool.recency(0, world.lengths[0]), books.token_of[0].clone()
+    pool = sketch.pools[0]
+    lately, held = pool.recency(0, world.lengths[0]), pool.token_of[0].clone()
     step = Step.of((0,), (world.lengths[0],), (1,))
     running = world.runtime.begin(step)
     assert sketch.drifted == set()
@@ -285,7 +284,7 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
     assert 0 < pool.pins < pool.places
     left = 0
-    for head, tokens in enumerate(books.token_of[0].tolist()):  # after those that stay, what was wanted most lately
+    for head, tokens in enumerate(pool.token_of[0].tolist()):  # after those that stay, what was wanted most lately
         kept, gone = set(tokens[pool.pins :]), set(held[head].tolist()) - set(tokens)
         assert kept <= set(held[head].tolist())
         if gone:

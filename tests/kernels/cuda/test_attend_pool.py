@@ -10,7 +10,6 @@ import torch
 from tests.kernels.cards import CARDS, fits
 from tests.kernels.pools import copied
 
-from coattn.auto.pool import TokenPool
 from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda.nvrtc import FOLDER
@@ -71,7 +70,7 @@ def world(d: int, group: int, dtype: torch.dtype, places: int = 96) -> tuple[Poo
     for slot, count in ((0, places), (2, 32)):
         k = torch.randn(KV_HEADS, count, d) * torch.logspace(1, -2, d) + 20 * torch.randn(KV_HEADS, 1, d)
         tokens = torch.stack([torch.randperm(500)[:count] for _ in range(KV_HEADS)])
-        TokenPool(pool).fill(slot, tokens, k, torch.randn(KV_HEADS, count, d), learn=k)
+        pool.fill(slot, tokens, k, torch.randn(KV_HEADS, count, d), learn=k)
     for head in range(KV_HEADS):
         some = torch.randperm(places)[: places - 7 * head - 3].sort().values
         pool.packed.listed[0, head, : len(some)] = some.to(torch.int16)

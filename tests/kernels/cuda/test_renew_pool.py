@@ -11,7 +11,6 @@ from tests.kernels.cards import CARDS, fits
 from tests.kernels.cuda.emulator import modules
 from tests.kernels.pools import copied
 
-from coattn.auto.pool import TokenPool
 from coattn.kernels import pool_memory, token_pool
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda import renew_pool as cuda
@@ -37,7 +36,7 @@ def filled(places: int, pins: int, packed: bool, hot: int) -> PoolTensors:
     pool = PoolTensors.make(gpu, 0, SLOTS, TOKENS, places, HEADS, pins, packed, hot)
     for slot, count in ((0, places), (1, 0), (2, places // 8 * 4)):
         tokens = torch.stack([torch.randperm(TOKENS)[:count] for _ in range(HEADS)])
-        TokenPool(pool).fill(slot, tokens, torch.randn(HEADS, count, D), torch.randn(HEADS, count, D))
+        pool.fill(slot, tokens, torch.randn(HEADS, count, D), torch.randn(HEADS, count, D))
     return pool
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.kernels.pools import copied
 
-from coattn.auto.pool import TokenPool
 from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
 from coattn.kernels.attend_pool import attend_rows, pool_rows
@@ -56,7 +55,7 @@ def filled_pool(
             continue
         chosen = torch.stack([torch.randperm(128)[: 4 * BLOCK] for _ in range(KV_HEADS)])
         k, v = (torch.stack([rows_of(memory, table[row], chosen[h], h, i) for h in range(KV_HEADS)]) for i in range(2))
-        TokenPool(made).fill(slot, chosen, k, v, learn=3 * k + 1)
+        made.fill(slot, chosen, k, v, learn=3 * k + 1)
     return made
 
 

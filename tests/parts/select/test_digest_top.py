@@ -14,9 +14,9 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import BudgetError, ConfigError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
-from coattn.parts.select.digest_top import best_blocks
+from coattn.parts.select.top_tokens import best
 from coattn.step.runtime import Runtime
-from coattn.types import LayerShape, Selection, Step
+from coattn.types import BlockList, LayerShape, Selection, Step
 
 SCALE, BLOCK = 0.4, 4
 QUEST = {"block": BLOCK, "dense_layers": 0}
@@ -158,10 +158,11 @@ def test_the_bytes_of_the_digests_are_counted() -> None:
 
 def test_the_best_blocks_come_oldest_first_with_the_newest_and_no_absent_one() -> None:
     scores = torch.tensor([[[5.0, 1.0, 3.0, 2.0, 0.0]]])
-    chosen, counts = best_blocks(scores, torch.tensor([[18]]), 4, 3, 1)
-    assert (chosen.tolist(), counts.tolist()) == ([[[0, 2, 4]]], [[3]])
-    chosen, counts = best_blocks(scores, torch.tensor([[7]]), 4, 3, 1)
-    assert (chosen[0, 0, :2].tolist(), counts.tolist()) == ([0, 1], [[2]])
+    listed = torch.arange(10, 15, dtype=torch.int32)[None, None]
+    found = best(scores, BlockList(listed, torch.tensor([[18]]), 18), 4, 3, 1)
+    assert (found.table.tolist(), found.tokens.tolist(), found.longest) == ([[[10, 12, 14]]], [[10]], 12)
+    found = best(scores, BlockList(listed, torch.tensor([[7]]), 7), 4, 3, 1)
+    assert (found.table[0, 0, :2].tolist(), found.tokens.tolist()) == ([10, 11], [[7]])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.cli.folders import save_tiny
 from tests.cli.run import coattn
 from tests.engine.small import greedy, llm, prompt
 
-from coattn.parts.handover.span import Span
+from coattn.parts.handover.mailbox import Span
 from coattn.step.trace.files import chrome_trace, intervals, timeline
 from coattn.step.trace.step import Crossing, StepTrace, covered, on_host_clock
 from coattn.types import Step

@@ -152,8 +152,7 @@ class Audit:
             return
         stream = torch.cuda.current_stream(self.cache.spec.device)
         self._copied.flat.copy_(self._noted.flat, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(stream)
+        done = stream.record_event()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "coattn-audit")
         self._job = chosen, ids, self._thread.submit(self._measure, chosen, ids, done)

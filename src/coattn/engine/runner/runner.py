@@ -14,7 +14,7 @@ from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
 from coattn.hf.random_model import weight_bytes
 from coattn.kernels.upload import upload
-from coattn.parts.handover.span import Span
+from coattn.parts.handover.mailbox import Span
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.step.trace.step import StepTrace, Timing, step_trace
@@ -219,8 +219,6 @@ def step_of(chunks: Sequence[Chunk]) -> Step:
 
 class Clock(Probe):
     """When each layer's attention ran."""
-
-    optional = True
 
     def __init__(self) -> None:
         self.start()

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import time
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from coattn import native
 from coattn.errors import WorkerError
 from coattn.kernels.native.starved import starved
 from coattn.kernels.quantise.blocks import PackedBlocks
+from coattn.native import Attended, Blocks, Call
 from coattn.state import AttnState
 from coattn.types import BlockList
-
-if TYPE_CHECKING:
-    from coattn.native import Attended, Blocks, Call
-
-try:
-    from coattn import native
-except ImportError as error:
-    MISSING: str | None = str(error)
-else:
-    MISSING = None
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def refuses(q: Tensor, blocks: Tensor | PackedBlocks) -> str | None:
     """Why the C++ kernels cannot take this call, or None."""
-    if MISSING is not None:
-        return MISSING
     memory = blocks.memory if isinstance(blocks, PackedBlocks) else blocks
     if q.device.type != "cpu" or memory.device.type != "cpu":
         return f"q lies on {q.device} and the blocks on {memory.device}, not in host memory"

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from coattn.kernels.native.attend import DTYPES, MISSING, share_cores
+from coattn import native
+from coattn.kernels.native.attend import DTYPES, share_cores
 from coattn.kernels.quantise.values import ValueBlocks
-
-if TYPE_CHECKING:
-    from coattn.native import Values
-
-if MISSING is None:
-    from coattn import native
 
 
 def refuses(values: ValueBlocks) -> str | None:
     """Why the extension cannot take values, or None."""
-    if MISSING is not None:
-        return MISSING
     if values.memory.device.type != "cpu":
         return f"the values lie on {values.memory.device}, not in host memory"
     if values.form == "model" and values.memory.dtype not in DTYPES:
@@ -29,7 +20,7 @@ def refuses(values: ValueBlocks) -> str | None:
     return None
 
 
-def source(values: ValueBlocks) -> Values:
+def source(values: ValueBlocks) -> native.Values:
     """The same as the extension takes it; the call must not be refused."""
     element = native.element_of(values.memory.dtype) if values.form == "model" else values.form
     return native.Values(values.memory, element, values.block, values.memory.shape[1], values.d)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coattn.cache.blocks import BlockMemory, runs
+from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
-from coattn.kernels.recall import recall
 from coattn.types import LayerShape
 
 HALVES = 2
@@ -88,15 +88,14 @@ class Staging:
         half, self._turn = self._turn, 1 - self._turn
         target, stream = self._halves[half], self._stream
         if stream is None:
-            _copy(target, host, layer, ids)
+            host.bring(layer, ids, target)
             return Filling(half, target, None)
         stream.wait_event(self._free[half])
         if layer in host.arriving:
             stream.wait_event(host.arriving[layer])
         with torch.cuda.stream(stream):
-            _copy(target, host, layer, ids)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(stream)
+            host.bring(layer, ids, target)
+            ready = stream.record_event()
         return Filling(half, target, ready)
 
     def done(self, filling: Filling) -> None:
@@ -104,11 +103,9 @@ class Staging:
         if filling.ready is not None:
             self._free[filling.half] = self._event()
 
-    def _event(self) -> torch.cuda.Event:
+    def _event(self) -> Any:
         """What the current stream of the device has been given so far."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.shape.device))
-        return event
+        return torch.cuda.current_stream(self.shape.device).record_event()
 
 
 @dataclass
@@ -124,15 +121,3 @@ class Filling:
         if self.ready is not None:
             torch.cuda.current_stream(self.blocks.device).wait_event(self.ready)
         return self.blocks
-
-
-def _copy(target: Tensor, host: BlockMemory, layer: int, ids: list[int]) -> None:
-    source = host[layer]
-    if host.form != "model":
-        # a kernel reads them where they lie and writes numbers, in the order of `target`
-        wanted = torch.tensor(ids, dtype=torch.int32).to(target.device)
-        places = torch.arange(len(ids), dtype=torch.int32, device=target.device)
-        recall(target, host.listed(layer), *(x.expand(1, target.shape[1], -1) for x in (places, wanted)))
-        return
-    for start, end in runs(ids):
-        target[start:end].copy_(source[ids[start] : ids[end - 1] + 1], non_blocking=True)

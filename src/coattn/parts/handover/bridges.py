@@ -44,8 +44,7 @@ class ThreadBridge(InlineBridge):
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "coattn-host")
-        ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(call.q.device))
+        ready: Any = torch.cuda.current_stream(call.q.device).record_event()
 
         def run() -> State:
             ready.synchronize()

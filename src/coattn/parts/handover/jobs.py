@@ -12,6 +12,7 @@ from coattn import native
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
+from coattn.kernels.cuda.top_p import send
 from coattn.kernels.native import attend as attending
 from coattn.kernels.native import weighted_sum as summing
 from coattn.kernels.quantise.blocks import PackedBlocks
@@ -70,8 +71,7 @@ class AttendMailbox(Mailbox):
                     self._copied[layer] = torch.zeros_like(out, device=q.device), torch.zeros_like(lse, device=q.device)
                 out, lse = self._copied[layer]
                 handover.receive(slot.out[:rows], slot.lse[:rows], out, lse)
-            answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            answered.record(side)
+            answered = side.record_event()
         q.record_stream(side)
 
         def fetch() -> Split:
@@ -133,7 +133,6 @@ class SumMailbox(Mailbox):
 
     def submit(self, layer: int, values: ValueBlocks, work: RowWork) -> Result:
         """Lists in GPU memory on their way to the CPU, and the wait for the sum, beside what the GPU does next."""
-        from coattn.kernels.cuda.top_p import send
         from coattn.kernels.triton import handover
 
         slot = self._slot(layer, values)

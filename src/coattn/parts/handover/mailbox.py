@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
 from coattn.native.core import extension
-from coattn.parts.handover.span import Span
 from coattn.types import LayerShape
 
 DEADLINE_S = 1.0
@@ -20,6 +20,28 @@ LINE_BYTES = 64
 """Between two flags: each has a cache line of its own."""
 ALLOCATION_BYTES = 4 << 20
 """Mapped memory that slots are cut from at a time."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One layer's hand-over, in nanoseconds of the host's monotonic clock."""
+
+    layer: int
+    posted: int
+    """The GPU has sent the query."""
+    ready: int
+    """The GPU has done its own part of the layer's attention."""
+    answered: int
+    """The GPU has seen the CPU's answer."""
+    seen: int
+    """The CPU has seen the query."""
+    done: int
+    """The CPU has sent its answer."""
+
+    @property
+    def idle(self) -> int:
+        """Nanoseconds that the GPU waited with nothing else to do."""
+        return max(0, self.answered - self.ready)
 
 
 class MailboxThread:

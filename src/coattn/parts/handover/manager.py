@@ -16,8 +16,7 @@ from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, Result
 from coattn.parts.handover.bridges import InlineBridge
 from coattn.parts.handover.jobs import AttendMailbox, SumMailbox
-from coattn.parts.handover.mailbox import DEADLINE_S, Mailbox, MailboxThread
-from coattn.parts.handover.span import Span
+from coattn.parts.handover.mailbox import DEADLINE_S, Mailbox, MailboxThread, Span
 from coattn.types import BlockWork, RowWork, Work
 
 STOP_US = 100_000
@@ -69,8 +68,7 @@ class MailboxBridge(InlineBridge):
             yield
 
     def record_event(self) -> Callable[[], None]:
-        made: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        made.record()
+        made: Any = torch.cuda.current_stream().record_event()
         return lambda: torch.cuda.current_stream(self.device).wait_event(made)
 
     def timestamp_slot(self, layer: int, who: str) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,11 +14,9 @@ from coattn.cache.kv import KVCache
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
+from coattn.kernels.average import Average
 from coattn.part import Part
 from coattn.types import Step
-
-if TYPE_CHECKING:
-    from coattn.kernels.average import Average
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -16,9 +16,6 @@ from coattn.part import Part
 from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import Step
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.recall.residency import Residency
 
 
 @dataclass
@@ -43,8 +40,6 @@ class Maintenance(Part):
     select: Select = field(init=False, repr=False)
     busy: dict[int, Future[Any]] = field(init=False, repr=False, default_factory=dict)
     """Sequences for which something is still done off the steps. A decode step with one of them would wait for it."""
-    residency: Residency | None = field(init=False, repr=False, default=None)
-    """Which blocks are in the pools, where they are copies of blocks in DRAM."""
 
     def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
         """What it takes of the tiers: a pool, a lag."""

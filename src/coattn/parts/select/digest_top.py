@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -20,6 +19,7 @@ from coattn.parts.index.base import Index
 from coattn.parts.index.digests import Digests
 from coattn.parts.select.base import Select
 from coattn.parts.select.picks import Picks, rows_of
+from coattn.parts.select.top_tokens import best
 from coattn.types import BlockList, Selection, Step
 
 NEWEST = 2
@@ -109,11 +109,7 @@ class DigestTop(Select):
         older = ((-(-listed.tokens // block) - NEWEST) * block).clamp(min=0)
         before = replace(listed, tokens=older)
         scores = self._digests.listed_scores(call.layer, call.q[:, 0], before, call.scale, self.sink_blocks)
-        chosen, counts = best_blocks(scores, listed.tokens, block, min(count, scores.shape[-1]), NEWEST)
-        table = listed.table.expand(-1, chosen.shape[1], -1).gather(2, chosen).contiguous()
-        # all but the newest block are full, and the newest is always picked
-        tokens = counts * block - (-listed.tokens % block)
-        return BlockList(table, tokens.clamp(min=0).to(torch.int32), chosen.shape[2] * block)
+        return best(scores, listed, block, min(count, scores.shape[-1]), NEWEST)
 
     def _pick_tiered(self, call: AttentionCall, table: StepTable, count: int) -> Selection:
         """Of the best blocks in DRAM those that are not resident; and beside the window every resident one."""
@@ -157,19 +153,3 @@ class DigestTop(Select):
 def newest(config: CacheConfig) -> int:
     """Blocks that are always attended at the end of a sequence."""
     return NEWEST if config.host is None else getattr(config, "window_blocks", None) or 1
-
-
-def best_blocks(scores: Tensor, tokens: Tensor, block: int, count: int, recent: int) -> tuple[Tensor, Tensor]:
-    """The `count` blocks of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
-
-    -inf is the score of what a sequence does not have, and of a block without a digest.
-    tokens: `[seqs, 1]` listed for each sequence, the last block perhaps partial. The newest `recent` blocks are always
-    taken; a sequence of fewer blocks gets all of them. Returns the places, `[seqs, kv_heads, count]`, and how many of
-    them count, `[seqs, kv_heads]`.
-    """
-    position = torch.arange(scores.shape[-1], device=scores.device)
-    blocks = (-(-tokens // block))[:, :, None]
-    wanted = scores.masked_fill((position >= blocks - recent) & (position < blocks), torch.inf)
-    # in order of position, what a sequence does not have comes last, after what its count says
-    chosen = wanted.topk(count, dim=-1).indices.sort(dim=-1).values
-    return chosen, blocks[:, :, 0].clamp(max=count).expand(-1, scores.shape[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -11,11 +11,9 @@ from coattn.cache.kv import KVCache
 from coattn.part import check_number
 from coattn.parts.call import AttentionCall
 from coattn.parts.index.base import Index
+from coattn.parts.maintenance.entries.entries import Entries
 from coattn.parts.select.base import Select
 from coattn.types import Selection
-
-if TYPE_CHECKING:
-    from coattn.parts.maintenance.entries.entries import Entries
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.attend import attend
+from coattn.kernels.cuda.top_p import Work, refuses
+from coattn.kernels.cuda.top_p import top_p as on_gpu
 from coattn.kernels.top_p import TAILS, top_p
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
@@ -20,9 +22,6 @@ from coattn.parts.index.base import Index
 from coattn.parts.index.codes.index import Codes
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, RowWork, Selection, Term
-
-if TYPE_CHECKING:
-    from coattn.kernels.cuda.top_p import Work
 
 RESTS = ("mean", "none")
 
@@ -66,8 +65,6 @@ class PqTopP(Select):
         super().open(cache, index, maintenance)
         self._codes, self._work, shape = cast("Codes", index), None, cache.spec.shape
         if shape.device.type == "cuda":
-            from coattn.kernels.cuda.top_p import Work, refuses
-
             self._refused = refuses(shape.device, shape.q_heads // shape.kv_heads, cache.block)
             if self._refused is None:
                 self._work = Work(shape.device)
@@ -115,8 +112,6 @@ class PqTopP(Select):
         self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor
     ) -> tuple[RowWork, Tensor]:
         """The same by kernels on the GPU; nothing waits."""
-        from coattn.kernels.cuda.top_p import top_p as on_gpu
-
         assert self._work is not None
         _, _, top = self._work.of(len(call.q) * call.shape.q_heads)
         scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, top)

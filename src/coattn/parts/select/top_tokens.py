@@ -52,20 +52,24 @@ class TopTokens(Select):
         visible, listed = call.visible, call.visible.gpu
         if call.table is None or listed is None or listed.longest <= self.budget:
             return visible
-        return Selection.of(best(self.scores(call, listed), listed, self.budget))
+        scores = self.scores(call, listed)
+        absent = torch.arange(scores.shape[-1], device=scores.device) >= listed.tokens[:, :, None]
+        return Selection.of(best(scores.masked_fill(absent, -torch.inf), listed, 1, self.budget, 1))
 
 
-def best(scores: Tensor, listed: BlockList, budget: int) -> BlockList:
-    """The `budget` tokens of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
+def best(scores: Tensor, listed: BlockList, block: int, count: int, recent: int) -> BlockList:
+    """The `count` blocks of each sequence and KV head with the highest scores `[seqs, kv_heads, n]`, oldest first.
 
-    Lists are of blocks of one token, the same for every head. The newest token is always taken; a sequence of fewer
-    tokens gets all of them.
+    -inf is the score of what a sequence does not have, and of a block without a digest. listed: the same for every
+    head, the last block perhaps partial. The newest `recent` blocks are always taken; a sequence of fewer blocks gets
+    all of them.
     """
     position = torch.arange(scores.shape[-1], device=scores.device)
-    length = listed.tokens[:, :, None]
-    wanted = scores.masked_fill(position >= length, -torch.inf).masked_fill(position == length - 1, torch.inf)
+    blocks = (-(-listed.tokens // block))[:, :, None]
+    wanted = scores.masked_fill((position >= blocks - recent) & (position < blocks), torch.inf)
     # in order of position, what a sequence does not have comes last, after what its count says
-    chosen = wanted.topk(budget, dim=-1).indices.sort(dim=-1).values
+    chosen = wanted.topk(count, dim=-1).indices.sort(dim=-1).values
     table = listed.table.expand(-1, chosen.shape[1], -1).gather(2, chosen).contiguous()
-    tokens = listed.tokens.clamp(max=budget).expand(-1, chosen.shape[1]).contiguous()
-    return BlockList(table, tokens, budget)
+    # all but the newest block are full, and the newest is always picked
+    tokens = blocks[:, :, 0].clamp(max=count).expand(-1, scores.shape[1]) * block - (-listed.tokens % block)
+    return BlockList(table, tokens.clamp(min=0).to(torch.int32), count * block)

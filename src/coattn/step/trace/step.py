@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coattn.parts.handover.span import Span
+from coattn.parts.handover.mailbox import Span
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 

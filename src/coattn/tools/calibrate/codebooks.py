@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError, InputError
-from coattn.hf.architectures import describe_layers
+from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.basis import fit_basis
@@ -20,9 +20,6 @@ from coattn.step.probe import Probe
 from coattn.text import Text
 from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
 from coattn.types import Step
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Sampled(NamedTuple):

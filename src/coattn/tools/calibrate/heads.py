@@ -6,14 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.baselines.duo.head_labels import HeadLabels, retrieval_heads
 from coattn.errors import InputError
-from coattn.hf.architectures import describe_layers
+from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.softcap import softcap
@@ -22,9 +22,6 @@ from coattn.step.runtime import Runtime
 from coattn.text import Text
 from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
 from coattn.types import LayerShape, Step
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 ALPHABET = """alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec
 romeo sierra tango uniform victor whiskey xray yankee zulu"""

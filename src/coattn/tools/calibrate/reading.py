@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
+from coattn.hf.architectures import PreTrainedModel
 from coattn.hf.forward import Session
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import read_prompt
@@ -15,9 +15,6 @@ from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.probe import Probe
 from coattn.text import Text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Progress = Callable[[str, int, int], None]
 """`(what, done, of how many)`"""

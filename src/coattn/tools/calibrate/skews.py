@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.errors import InputError
-from coattn.hf.architectures import describe_layers
+from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.skew import Skew, SkewOrigin, save, skew_of
@@ -17,9 +17,6 @@ from coattn.step.probe import Probe
 from coattn.text import Text
 from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
 from coattn.types import Step
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SHARE = 0.2
 """Of the columns, for which the share of the queries' length is told."""

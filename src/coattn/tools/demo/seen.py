@@ -7,21 +7,18 @@ the rows that a step attends to, and the rows that a tier holds, are looked up a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from coattn.hf.prefilled import Prefilled
 from coattn.kernels.quantise.blocks import PackedBlocks
+from coattn.parts.call import AttentionCall
+from coattn.parts.executor.base import State
 from coattn.step.probe import Probe
-from coattn.step.runtime import Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import BlockList, Selection
-
-if TYPE_CHECKING:
-    from coattn.parts.call import AttentionCall
-    from coattn.parts.executor.base import State
-    from coattn.step.runtime import LayerGroup
 
 CHANNELS = 16
 """Of a key, those that name it: with rotary positions the fastest are among them, so that no two keys are alike."""

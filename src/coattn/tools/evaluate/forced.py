@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.hf.architectures import PreTrainedModel
 from coattn.hf.logits import logit_chunks
 from coattn.method.row import Method
 from coattn.step.probe import Probe
 from coattn.tools.evaluate.steps import Steps
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Progress = Callable[[int, int], None]
 """`(tokens done, tokens in all)` of every window of a batch"""

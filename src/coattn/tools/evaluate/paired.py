@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from coattn.hf.architectures import PreTrainedModel
 from coattn.method.row import Composed
 from coattn.method.table import METHODS
 from coattn.step.probe import Probe
 from coattn.tools.evaluate.forced import Forced, force
 from coattn.tools.evaluate.watch import Fidelity, full_like
 from coattn.tools.evaluate.windows import Windows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Report = Callable[[str, int], None]
 """`(what runs, tokens done)`"""

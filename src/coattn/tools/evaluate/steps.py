@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.capture import choose_runner
 from coattn.engine.runner.runner import Runner
+from coattn.hf.architectures import PreTrainedModel
 from coattn.hf.forward import Session
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
@@ -19,9 +20,6 @@ from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.types import Step
 from coattn.units import parse_bytes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Steps:

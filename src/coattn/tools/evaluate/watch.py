@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,16 +12,13 @@ from coattn.cache.ledger import Ledger
 from coattn.kernels.merge import merge_states
 from coattn.method.row import Composed, compose
 from coattn.method.table import METHODS
+from coattn.parts.call import AttentionCall
+from coattn.parts.executor.base import State
 from coattn.parts.executor.cpu import to_host
 from coattn.step.probe import Probe
-from coattn.step.runtime import Runtime
+from coattn.step.runtime import LayerGroup, Runtime
 from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.types import BlockList, Phase, Selection, Step
-
-if TYPE_CHECKING:
-    from coattn.parts.call import AttentionCall
-    from coattn.parts.executor.base import State
-    from coattn.step.runtime import LayerGroup
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ CHUNK = 8192
 """Tokens of a prompt that a GPU reads at once."""
 WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattention": 4 * BLOCK, "auto": 5 * BLOCK}
 SCOUT_BUDGET = 2048
-POOL_TOKENS, POOL_SHARE, LEAST_POOL_SHARE = 16384, 0.5, 0.05
-"""Of `auto`: most tokens of a pool; its share of a sequence where there is room; under which quality suffers."""
+POOL_TOKENS, POOL_SHARE = 16384, 0.5
+"""Of `auto`: most tokens of a pool; its share of a sequence where there is room."""
 FRESH = 1024
 CENTROIDS = 8192
 

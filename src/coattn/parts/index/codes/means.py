@@ -38,13 +38,14 @@ class Means:
         host = cache.host
         assert host is not None, "means are of what lies there"
         host.memory.wait_writes()
-        ids = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
+        ids = host.table.owned.get(slot, [])[:blocks]
+        own = torch.tensor(ids, dtype=torch.long)
         packed = cache.config.host == "kv" and host.memory.form != "model"  # values are not by themselves there
         for layer, shape in cache.spec.layers.items():
             if packed:
-                values = host.memory.get(layer, ids)[:, :, 1].to(shape.device)
+                values = host.memory.brought(layer, ids)[:, :, 1]
             else:
-                values = host.memory.values(layer).read(ids, shape.dtype).to(shape.device)
+                values = host.memory.values(layer).read(own, shape.dtype).to(shape.device)
             self.sums[layer][slot] = 0
             self.add(layer, slot, values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim))
 

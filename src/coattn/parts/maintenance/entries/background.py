@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from coattn import native
 from coattn.parts.maintenance.entries.choosing import Choice
 
 NICE = 10
@@ -49,8 +50,7 @@ class BackgroundChooser:
         after: Any = None
         if self._device.type == "cuda":
             self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            after = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            after.record(torch.cuda.current_stream(self._device))
+            after = torch.cuda.current_stream(self._device).record_event()
         self._due[slot], self.busy[slot] = Due(length, after), Future()
 
     def begin(self, make: Callable[[int, int], Choice], but: Collection[int]) -> None:
@@ -131,8 +131,6 @@ class BackgroundChooser:
 def stand_back() -> None:
     """The calling thread runs where nobody else wants to: behind others, and on CPUs that no worker is pinned to, where
     there are any. A worker that had to share its CPU would be what a step waits for."""
-    from coattn import native
-
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     with suppress(OSError):

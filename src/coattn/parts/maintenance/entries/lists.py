@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from coattn import native
 from coattn.cache.host_memory import Growing
 from coattn.cache.ledger import Ledger
 from coattn.kernels.quantise.blocks import Layout, PackedBlocks
 from coattn.types import LayerShape
 from coattn.units import ceil_div
-
-if TYPE_CHECKING:
-    from coattn.native import Kept, Lists, Pending
 
 GROWTH_BYTES = 8 << 20
 """Bytes that the memory grows by at a time, at least, where there is room: touching new pages takes 4 ms."""
@@ -39,7 +36,7 @@ class PendingAppend:
     """Rows on their way to their lists."""
 
     lists: EntryLists
-    pending: Pending[Kept] | None = None
+    pending: native.Pending[native.Kept] | None = None
     which: Tensor = NO_BLOCKS
     """`[n]` lists."""
     spare: Tensor = NO_BLOCKS
@@ -151,8 +148,6 @@ class EntryLists:
         that it took. stop: `[1]` int32, set by who wants no more. alone: without the pool, and new pages come as they
         are written, each in its piece; else all at once -> how many were added.
         """
-        from coattn import native
-
         before, (_, slots, heads) = int(self.stored[layer, slot, head]), self.stored.shape
         self._widen(before + len(position))
         need = ceil_div(before + len(position), self.block) - ceil_div(before, self.block)
@@ -173,8 +168,6 @@ class EntryLists:
 
         first: position of the block's first row. source: addresses of the block, one for each layer and KV head.
         """
-        from coattn import native
-
         layers, slots, heads = self.stored.shape
         which = ((torch.arange(layers)[:, None] * slots + slot) * heads + torch.arange(heads)).flatten()
         self._widen(int(self.stored[:, slot].max()) + self.block)
@@ -335,9 +328,7 @@ class EntryLists:
             more[..., : self.table.shape[-1]] = self.table
             self.table = torch.cat([more, torch.zeros_like(more)], -1)
 
-    def _lists(self) -> Lists:
-        from coattn import native
-
+    def _lists(self) -> native.Lists:
         return native.Lists(
             self.table.view(-1, self.table.shape[-1]),
             self.stored.view(-1),
