@@ -35,7 +35,7 @@ from coattn.kernels.triton import (
     sketch,
     token_pool,
 )
-from coattn_lab.bench import drive_kernel, look_up_kernel, read_kernel
+from coattn_lab.bench import drive_kernel, read_kernel
 
 KINDS = {
     "*i32": "table tokens ids places flush seq order post step reply failed verdict to source place count host_tokens "
@@ -179,7 +179,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
-    (look_up_kernel._look_up, {"SIZE": look_up_kernel.SIZE}),
 ]
 
 TYPES: dict[Any, dict[str, str]] = {
@@ -187,7 +186,6 @@ TYPES: dict[Any, dict[str, str]] = {
     token_pool._renew: {"place_ptr": "*i16"},
     note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32") | {"choice_ptr": "*i32"},
     attend_scored._list: {},
-    look_up_kernel._look_up: {},
     sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
