@@ -11,7 +11,6 @@ from tests.methods.fetched import KV_HEADS, World
 
 import coattn
 from coattn.cache.ledger import Ledger
-from coattn.errors import ConfigError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.parts.index.averages import Averages
@@ -204,9 +203,3 @@ def test_without_a_budget_the_window_is_no_smaller_than_a_page() -> None:
     for tokens, ring in ((None, 33), (4096, 33), (320, 11)):
         group = Runtime([shape], compose(METHODS["hgca"]), Ledger(), 1, tokens).groups[0]
         assert cast("Entries", group.maintenance).gpu.ring == ring
-
-
-@pytest.mark.parametrize("params", [{"beta": -1}, {"beta": "x"}, {"alpha": 0}, {"alpha": 1.5}, {"capacity": 2}])
-def test_what_makes_no_sense_is_refused(params: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(params))):
-        compose(METHODS["hgca"], **params)

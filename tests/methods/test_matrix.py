@@ -110,6 +110,9 @@ def test_rows_of_the_table_are_what_they_say(name: str) -> None:
         (Method("f", "gpu", "digest_top", index="digests", maintenance="recall"), "a cache with a DRAM tier"),
         (Method("g", "recent", "oracle"), "keeps every token in GPU memory"),
         (Method("h", "tiered", "everything", "cpu", maintenance="entries", index="averages"), "which entries stay"),
+        (Method("i", "tiered", "digest_top", "cpu"), "needs an index of digests"),
+        (Method("j", "recent", "digest_top", index="digests"), "keeps keys and values of every token"),
+        (Method("k", "gpu", "maw_threshold"), "needs an index of moving averages"),
     ],
 )
 def test_what_would_be_wrong_is_refused_with_the_reason(row: Method, reason: str) -> None:

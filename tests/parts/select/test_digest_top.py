@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from tests.dense import dense
-from tests.test_padding import World as Padded
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.errors import BudgetError, ConfigError
+from coattn.errors import BudgetError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.parts.select.digest_top import best_blocks
@@ -162,25 +161,3 @@ def test_the_best_blocks_come_oldest_first_with_the_newest_and_no_absent_one() -
     assert (chosen.tolist(), counts.tolist()) == ([[[0, 2, 4]]], [[3]])
     chosen, counts = best_blocks(scores, torch.tensor([[7]]), 4, 3, 1)
     assert (chosen[0, 0, :2].tolist(), counts.tolist()) == ([0, 1], [[2]])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("budget", 47), ("budget", "1k"), ("dense_layers", -1), ("sink_blocks", -1), ("slack", 2)],
-)
-def test_bad_values_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
-        compose(METHODS["quest"], **{name: value})
-
-
-@pytest.mark.parametrize("budget", [32, 64, 400])
-def test_padding_rows_change_nothing(budget: int) -> None:
-    world = Padded("quest", {"budget": budget, "block": 8, "dense_layers": 1}, None)
-    world.join(0, 50)
-    world.join(1, 9)
-    world.steps(4, [0, 1])
-    world.join(2, 33)
-    world.steps(30, [2, 1, 0])
-    world.leave(1)
-    world.join(1, 70)
-    world.steps(9, [1, 2])

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tests.dense import dense
-from tests.test_padding import World as Padded
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.errors import ConfigError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
@@ -128,18 +126,3 @@ def test_a_step_with_many_tokens_sees_everything(method: str) -> None:
     own, full = World(method, budget=4), World("full", block=1)
     assert torch.equal(own.step((5, 3))[1], full.step((5, 3))[1])
     assert not torch.equal(own.step()[1], full.step()[1])
-
-
-@pytest.mark.parametrize(("name", "value"), [("budget", 0), ("budget", 1.5), ("block", 32), ("seed", -1)])
-def test_bad_values_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {value}"):
-        compose(METHODS["random"], **{name: value})
-
-
-def test_padding_rows_change_nothing() -> None:
-    world = Padded("oracle", {"budget": 20}, None)
-    world.join(0, 50)
-    world.join(1, 9)
-    world.steps(4, [0, 1])
-    world.join(2, 33)
-    world.steps(14, [2, 1, 0])

@@ -11,9 +11,7 @@ from tests.dense import dense
 from tests.parts.select.test_digest_top import BLOCK, SCALE, World
 from tests.parts.select.test_digest_top import wanted as picked_of
 
-from coattn.errors import BudgetError, ConfigError
-from coattn.method.row import compose
-from coattn.method.table import METHODS
+from coattn.errors import BudgetError
 from coattn.parts.maintenance.recall.recall import Recall
 from coattn.types import Step
 
@@ -210,9 +208,3 @@ def test_pools_and_digests_are_counted() -> None:
     assert int(caught.value.hint.split("(")[1].split(" ")[0]) == world.ledger.held["gpu"]
     world.runtime.release()
     assert world.ledger.held == {"gpu": 0, "host": 0}
-
-
-@pytest.mark.parametrize(("name", "value"), [("pool_blocks", 0), ("recall_interval", -1), ("slack", 2), ("budget", 0)])
-def test_bad_values_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
-        compose(METHODS["scout"], **{name: value})
