@@ -127,11 +127,7 @@ class World:
                 assert self.kept(slot, layer) == wanted.kept, (slot, layer)
 
 
-ROWS = [
-    ("h2o", {"heavy": 7, "recent": 5}),
-    ("h2o", {"heavy": 0.25, "recent": 0.1}),
-    ("tova", {"cache_size": 12}),
-]
+ROWS = [("h2o", {"heavy": 7, "recent": 5}), ("h2o", {"heavy": 0.25, "recent": 0.1}), ("tova", {"cache_size": 12})]
 
 
 @pytest.mark.parametrize("softcap", [None, 0.7])

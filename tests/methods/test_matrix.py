@@ -38,10 +38,7 @@ SMALL_CACHE: dict[str, dict[str, Any]] = {
     "tiered": {"window_blocks": 1},
     "values": {"window_blocks": 1},
 }
-SMALL_UPKEEP: dict[str, dict[str, Any]] = {
-    "heavy_hitters": {"heavy": 0.2, "recent": 6},
-    "one_set": {"cache_size": 12},
-}
+SMALL_UPKEEP: dict[str, dict[str, Any]] = {"heavy_hitters": {"heavy": 0.2, "recent": 6}, "one_set": {"cache_size": 12}}
 
 
 def combinations() -> Iterator[Method]:

@@ -270,13 +270,7 @@ class Bench:
         return Row(**row, **waiting([]), first_step_s=None)
 
     def _finish(
-        self,
-        case: Case,
-        taken: list[float],
-        gpu: int,
-        host: int,
-        ledger: Ledger | None,
-        dram_gbps: float | None = None,
+        self, case: Case, taken: list[float], gpu: int, host: int, ledger: Ledger | None, dram_gbps: float | None = None
     ) -> dict[str, Any]:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held

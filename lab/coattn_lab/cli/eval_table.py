@@ -36,9 +36,7 @@ RUNS = ("rows", "budget", "prompts")
     help="Prompts of `coattn-lab eval tasks make`, one file after the other; default: needles, made now.",
 )
 @click.option(
-    "--length",
-    callback=numbers,
-    help=f"Tokens of prompts, with commas.  [default: {LENGTH}, or all of --prompts]",
+    "--length", callback=numbers, help=f"Tokens of prompts, with commas.  [default: {LENGTH}, or all of --prompts]"
 )
 @click.option(
     "--limit",

@@ -116,8 +116,7 @@ def test_auto_is_driven_to_fetch_so_many_tokens(more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "params", "stay"),
-    [("h2o", {"heavy": 32, "recent": 32}, 64), ("tova", {"cache_size": 48}, 48)],
+    ("method", "params", "stay"), [("h2o", {"heavy": 32, "recent": 32}, 64), ("tova", {"cache_size": 48}, 48)]
 )
 def test_rows_that_drop_entries_begin_with_what_stays(method: str, params: dict[str, int], stay: int) -> None:
     model = random_model("tiny", torch.device("cpu"), torch.float32)

@@ -107,10 +107,7 @@ def wanted(
     return found
 
 
-@pytest.mark.parametrize(
-    ("slack", "sinks"),
-    [(1.0, 0), (0.5, 1), (0, 2)],
-)
+@pytest.mark.parametrize(("slack", "sinks"), [(1.0, 0), (0.5, 1), (0, 2)])
 def test_picks_the_blocks_that_promise_most_and_the_newest(slack: float, sinks: int) -> None:
     world = World("quest", budget=24, slack=slack, sink_blocks=sinks, **QUEST)
     for new in (*[(1, 1)] * 9, (6, 3), *[(1, 1)] * 7):
