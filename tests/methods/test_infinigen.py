@@ -148,36 +148,15 @@ def test_a_file_is_read_back_and_another_models_is_refused(tmp_path: Path) -> No
 def test_the_command_writes_a_file_that_the_method_takes(tmp_path: Path) -> None:
     model, text, target = save_model(tmp_path / "model"), tmp_path / "text", tmp_path / "skew"
     text.write_text("How much wood would a woodchuck chuck if a woodchuck could chuck wood? " * 8)
-    done = command(
-        "calibrate",
-        "infinigen",
-        "--model",
-        model,
-        "--text",
-        str(text),
-        "--out",
-        str(target),
-        "--length",
-        "128",
-        "--json",
-    )
+    made = ("--text", str(text), "--out", str(target), "--length", "128")
+    done = command("calibrate", "infinigen", "--model", model, *made, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["tokens"] == 128
     assert all(0 < share <= 1 for share in found["kept"])
     assert read_origin(str(target)).text == "text"
-    done = command(
-        "generate",
-        "one two",
-        "--model",
-        model,
-        "--method",
-        "infinigen",
-        "--set",
-        f"skew={target}",
-        "--max-new-tokens",
-        "3",
-    )
+    used = ("--method", "infinigen", "--set", f"skew={target}", "--max-new-tokens", "3")
+    done = command("generate", "one two", "--model", model, *used)
     assert done.returncode == 0, done.stderr
     assert "No skew was given" not in done.stderr
 
