@@ -175,7 +175,8 @@ def test_prefilled_files_that_do_not_belong_together(folder: Path, tmp_path: Pat
     replace(made, tokens=(3, 4)).save(tmp_path / "broken")
     with pytest.raises(InputError, match="layer 0"):
         Prefilled.load(tmp_path / "broken")
-    for path in (tmp_path / "nothing", tmp_path):
+    (tmp_path / "text").write_text("nothing")
+    for path in (tmp_path / "nothing", tmp_path / "text", tmp_path):
         with pytest.raises(InputError, match="no prefilled prompt"):
             Prefilled.load(path)
     with pytest.raises(InputError, match="cannot be written"):

@@ -126,6 +126,7 @@ def test_without_a_tokenizer_text_is_refused() -> None:
         ({"gpu_kv": -1}, ConfigError, "gpu_kv"),
         ({"gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
         ({"method": "cpu", "gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
+        ({"method": "hcattention", "gpu_kv": 1000}, BudgetError, "gpu_kv is 1000 B"),
         ({"device": "cpu"}, ConfigError, "device was given with a model that is loaded already"),
         ({"dtype": "float32"}, ConfigError, "dtype was given with a model that is loaded already"),
     ],
