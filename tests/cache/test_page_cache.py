@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cache.test_prompt_buffer import BLOCK, LAYERS, TOKENS, numbers, read
+from tests.cache.test_prompt_buffer import BLOCK, LAYERS, TOKENS, assert_dense, attend, numbers, read
 from tests.cache.test_spare_room import PAGE, needed, open_runtime
-from tests.dense import dense
 from tests.engine.rows import options
 from tests.engine.small import greedy, prompt, small, tokenizer
 
@@ -19,7 +18,6 @@ from coattn.cache.page_cache import MAX_CACHED_PROMPTS, PageCache
 from coattn.cache.snapshot import Snapshot
 from coattn.kernels.append import read_rows
 from coattn.step.runtime import Runtime
-from coattn.types import Step
 
 CUT = 192
 """Where a turn goes on: a block begins here."""
@@ -32,14 +30,7 @@ def opened(method: str, pages: int = 16) -> tuple[Runtime, Any]:
 
 def turn(runtime: Runtime, slot: int, start: int, end: int, seed: int = 0) -> None:
     """Tokens of a text in a step of their own, attended as they should be."""
-    running = runtime.begin(
-        Step(Step.of((slot,), (start,), (end - start,)).phase, (slot,), (start,), (end - start,), frozenset())
-    )
-    for layer, (q, k, v) in enumerate(numbers(seed)):
-        out = runtime.attend(running, layer, q[start:end], k[start:end], v[start:end], 0.3)
-        want = dense(q[start:end], k[:end], v[:end], 0.3, dtype=torch.float64)
-        torch.testing.assert_close(out, want.float(), atol=1e-5, rtol=1e-4)
-    runtime.commit(running)
+    assert_dense(attend(runtime, slot, start, end, seed=seed), start, seed)
 
 
 @pytest.mark.parametrize("method", ["offload", "cpu", "scout", "hgca"])
@@ -75,17 +66,9 @@ def test_blocks_that_were_given_to_others_are_not_found() -> None:
     runtime, cache = opened("cpu")
     read(runtime, 64)
     runtime.truncate(0, TOKENS, 0)
-    read_whole(runtime, 0, seed=1)
+    attend(runtime, 0, 0, CUT, seed=1)  # another text in one step, so that no page is made of it
     turn(runtime, 0, CUT, CUT + 7, seed=1)
     assert cache.host.table.generations(0, 1) == [(0, 2)]
-
-
-def read_whole(runtime: Runtime, slot: int, seed: int) -> None:
-    """Another text in one step, so that no page is made of it."""
-    running = runtime.begin(Step.of((slot,), (0,), (CUT,)))
-    for layer, (q, k, v) in enumerate(numbers(seed)):
-        runtime.attend(running, layer, q[:CUT], k[:CUT], v[:CUT], 0.3)
-    runtime.commit(running)
 
 
 def test_it_gives_way_to_prompts_that_are_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -37,29 +38,46 @@ def open_runtime(ledger: Ledger, **params: Any) -> Runtime:
     return Runtime([SHAPE] * LAYERS, compose(METHODS["hcattention"], **given), ledger, 2, TOKENS + 8, fixed=True)
 
 
-def read(runtime: Runtime, chunk: int, slot: int = 0) -> list[Tensor]:
-    """The whole prompt in chunks -> what each layer's attention gave."""
-    found: list[list[Tensor]] = [[] for _ in range(LAYERS)]
-    for at in range(0, TOKENS, chunk):
-        end = min(TOKENS, at + chunk)
-        step = Step.of((slot,), (at,), (end - at,))
-        if end < TOKENS:
-            step = replace(step, more=frozenset({slot}))
-        running = runtime.begin(step)
-        for layer, (q, k, v) in enumerate(numbers(slot)):
-            found[layer].append(runtime.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3))
-        runtime.commit(running)
-    return [torch.cat(parts) for parts in found]
+def attend(
+    runtime: Runtime,
+    slot: int,
+    start: int,
+    end: int,
+    more: bool = False,
+    seed: int | None = None,
+    begun: Callable[[], object] = lambda: None,
+) -> list[Tensor]:
+    """Tokens of a slot's text in a step of their own -> what each layer's attention gave.
 
-
-def decode(runtime: Runtime, slot: int = 0) -> list[Tensor]:
-    running = runtime.begin(Step.of((slot,), (TOKENS,), (1,)))
+    more: of the prompt come; begun: called before the first layer.
+    """
+    running = runtime.begin(replace(Step.of((slot,), (start,), (end - start,)), more=frozenset({slot} if more else ())))
+    begun()
     found = [
-        runtime.attend(running, layer, *(x[TOKENS : TOKENS + 1] for x in each), 0.3)
-        for layer, each in enumerate(numbers(slot))
+        runtime.attend(running, layer, *(x[start:end] for x in each), 0.3)
+        for layer, each in enumerate(numbers(slot if seed is None else seed))
     ]
     runtime.commit(running)
     return found
+
+
+def read(runtime: Runtime, chunk: int, slot: int = 0) -> list[Tensor]:
+    """The whole prompt in chunks -> what each layer's attention gave."""
+    ends = [(at, min(TOKENS, at + chunk)) for at in range(0, TOKENS, chunk)]
+    found = [attend(runtime, slot, at, end, more=end < TOKENS) for at, end in ends]
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def assert_dense(outs: list[Tensor], start: int = 0, seed: int = 0, near: float = 1e-5) -> None:
+    """Each layer's output is that of textbook attention over a text's tokens up to it."""
+    for out, (q, k, v) in zip(outs, numbers(seed), strict=True):
+        end = start + len(out)
+        want = dense(q[start:end], k[:end], v[:end], 0.3, dtype=torch.float64)
+        torch.testing.assert_close(out, want.float(), atol=near, rtol=1e-4)
+
+
+def decode(runtime: Runtime, slot: int = 0) -> list[Tensor]:
+    return attend(runtime, slot, TOKENS, TOKENS + 1)
 
 
 def state(runtime: Runtime, slot: int = 0) -> list[Tensor]:
@@ -83,9 +101,7 @@ def test_chunks_are_read_exactly_and_coded_as_a_whole(chunk: int, gpu: int | Non
     """On the GPU, in DRAM, in DRAM to the byte, and one page here, the others there."""
     whole_ledger = Ledger()
     whole = open_runtime(whole_ledger)
-    for layer, out in enumerate(read(whole, TOKENS)):
-        q, k, v = (x[:TOKENS] for x in numbers(0)[layer])
-        torch.testing.assert_close(out, dense(q, k, v, 0.3, dtype=torch.float64).float(), atol=1e-5, rtol=1e-4)
+    assert_dense(read(whole, TOKENS))
     held = whole_ledger.held
     values = LAYERS * SHAPE.token_bytes // 2 * BLOCK * (TOKENS // BLOCK + 1)
     room = {
@@ -95,9 +111,7 @@ def test_chunks_are_read_exactly_and_coded_as_a_whole(chunk: int, gpu: int | Non
     ledger = Ledger(room["gpu"], room["host"])
     cut = open_runtime(ledger)
     before = dict(ledger.held)
-    for layer, out in enumerate(read(cut, chunk)):
-        q, k, v = (x[:TOKENS] for x in numbers(0)[layer])
-        torch.testing.assert_close(out, dense(q, k, v, 0.3, dtype=torch.float64).float(), atol=1e-5, rtol=1e-4)
+    assert_dense(read(cut, chunk))
     for own, want in zip(state(cut), state(whole), strict=True):
         assert torch.equal(own, want)
     for own, want in zip(decode(cut), decode(whole), strict=True):
@@ -115,7 +129,7 @@ def test_a_step_that_fails_changes_nothing() -> None:
     for at, end in ((0, 88), (88, TOKENS)):
         for attempt in range(2):
             more = frozenset({0}) if end < TOKENS else frozenset()
-            running = cut.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
+            running = cut.begin(replace(Step.of((0,), (at,), (end - at,)), more=more))
             for layer, (q, k, v) in enumerate(numbers(0)):
                 if layer or attempt:
                     cut.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
@@ -128,10 +142,7 @@ def test_a_prompt_that_is_given_up_leaves_no_page() -> None:
     ledger = Ledger()
     runtime = open_runtime(ledger)
     before = dict(ledger.held)
-    running = runtime.begin(Step(Step.of((0,), (0,), (90,)).phase, (0,), (0,), (90,), frozenset({0})))
-    for layer, (q, k, v) in enumerate(numbers(0)):
-        runtime.attend(running, layer, q[:90], k[:90], v[:90], 0.3)
-    runtime.commit(running)
+    attend(runtime, 0, 0, 90, more=True)
     assert ledger.held["gpu"] > before["gpu"]
     runtime.truncate(0, 90, 0)
     assert ledger.held == before
@@ -143,4 +154,4 @@ def test_no_room_anywhere_is_refused() -> None:
     runtime = open_runtime(ledger)
     ledger.host = ledger.held["host"]
     with pytest.raises(BudgetError, match="while it is read"):
-        runtime.begin(Step(Step.of((0,), (0,), (90,)).phase, (0,), (0,), (90,), frozenset({0})))
+        attend(runtime, 0, 0, 90, more=True)

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cache.test_prompt_buffer import BLOCK, LAYERS, SHAPE, TOKENS, decode, numbers, read
-from tests.dense import dense
+from tests.cache.test_prompt_buffer import BLOCK, LAYERS, SHAPE, TOKENS, assert_dense, attend, decode, read
 
 from coattn.cache.ledger import Ledger
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
-from coattn.types import Step
 
 PARAMS: dict[str, dict[str, Any]] = {
     "offload": {},
@@ -44,9 +42,7 @@ def test_any_room_gives_the_same(method: str, pages: int | None) -> None:
     ledger = Ledger(None if pages is None else base + pages * PAGE)
     runtime, plain = open_runtime(method, ledger), open_runtime(method, Ledger())
     before = ledger.held["gpu"]
-    for layer, out in enumerate(read(runtime, 64)):
-        q, k, v = (x[:TOKENS] for x in numbers(0)[layer])
-        torch.testing.assert_close(out, dense(q, k, v, 0.3, dtype=torch.float64).float(), atol=1e-5, rtol=1e-4)
+    assert_dense(read(runtime, 64))
     stay = 4 * PAGE if pages == 16 else 0
     assert ledger.held["gpu"] == before + stay, "pages of a prompt that is over stay in half of the room"
     assert (ledger.peak["gpu"] - before >= PAGE) == bool(pages)
@@ -62,15 +58,12 @@ def test_a_prompt_that_follows_stored_tokens_fetches_them_once(method: str, form
     """Not at all, where one chunk is all that comes: that reads them where they lie."""
     ledger, near = Ledger(needed(method) + 16 * PAGE), 1e-5 if form == "model" else 0.03
     runtime = open_runtime(method, ledger, host_dtype=form)
+    cache: Any = runtime.groups[0].cache
+    held: list[bool] = []
     for at, end in ((0, 40), (40, 50), (50, 114), (114, 178), (178, TOKENS)):
-        more = frozenset({0} if end in (114, 178) else ())
-        running = runtime.begin(Step(Step.of((0,), (at,), (end - at,)).phase, (0,), (at,), (end - at,), more))
-        assert bool(runtime.groups[0].cache.prompts.held) == (at >= 50)  # type: ignore[union-attr]
-        for layer, (q, k, v) in enumerate(numbers(0)):
-            out = runtime.attend(running, layer, q[at:end], k[at:end], v[at:end], 0.3)
-            want = dense(q[at:end], k[:end], v[:end], 0.3, dtype=torch.float64)
-            torch.testing.assert_close(out, want.float(), atol=near, rtol=1e-4)
-        runtime.commit(running)
+        outs = attend(runtime, 0, at, end, end in (114, 178), begun=lambda: held.append(bool(cache.prompts.held)))
+        assert_dense(outs, at, near=near)
+    assert held == [False, False, True, True, True]
 
 
 def test_a_prompt_that_decodes_early_or_is_given_up_leaves_no_page() -> None:
@@ -78,14 +71,8 @@ def test_a_prompt_that_decodes_early_or_is_given_up_leaves_no_page() -> None:
     runtime = open_runtime("scout", ledger)
     before = ledger.held["gpu"]
     for slot in (0, 1):
-        running = runtime.begin(Step(Step.of((slot,), (0,), (64,)).phase, (slot,), (0,), (64,), frozenset({slot})))
-        for layer, (q, k, v) in enumerate(numbers(slot)):
-            runtime.attend(running, layer, q[:64], k[:64], v[:64], 0.3)
-        runtime.commit(running)
+        attend(runtime, slot, 0, 64, more=True)
     assert ledger.held["gpu"] >= before + 2 * PAGE
-    running = runtime.begin(Step.of((0,), (64,), (1,)))
-    for layer, each in enumerate(numbers(0)):
-        runtime.attend(running, layer, *(x[64:65] for x in each), 0.3)
-    runtime.commit(running)
+    attend(runtime, 0, 64, 65)
     runtime.truncate(1, 64, 0)
     assert ledger.held["gpu"] == before

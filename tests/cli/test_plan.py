@@ -77,16 +77,8 @@ def test_positions_are_said_in_the_first_line() -> None:
 def test_one_row_with_settings_is_counted_by_the_cache() -> None:
     shares = {}
     for groups in ("32", "64"):
-        (row,) = planned(
-            "Llama-3.1-8B-Instruct",
-            *CARD,
-            "--context",
-            "100000",
-            "--method",
-            "hcattention",
-            "--set",
-            f"groups={groups}",
-        )["methods"]
+        own = ("--context", "100000", "--method", "hcattention", "--set", f"groups={groups}")
+        (row,) = planned("Llama-3.1-8B-Instruct", *CARD, *own)["methods"]
         shares[groups] = row["kv"] / (100_000 * 131072)
         assert row["step_s"] is None
     assert shares["32"] == pytest.approx(0.125, rel=0.02)

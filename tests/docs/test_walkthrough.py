@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.engine.small import greedy, llm, prompt
 from tests.method.packages import install
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.test_padding import Stays
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
@@ -162,14 +162,6 @@ def pick(group: LayerGroup, q: torch.Tensor, running: RunningStep) -> BlockList:
     found = group.select.pick(call).gpu
     assert found is not None
     return found
-
-
-class Stays(TorchDispatchMode):
-    """Fails where a number of a tensor goes to the host: `.item()`, `int(x)`, `if x:`. A capture would fail too."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default, "a number went to the host"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.usefixtures("packages")

@@ -20,7 +20,7 @@ UNIT = 8 * 1 * 2 * 2 * 8 * 4
 """Bytes of a block of 8 tokens: one layer, keys and values, two KV heads of 8 float32 numbers."""
 
 
-def small(layers: int = 2, seed: int = 0) -> PreTrainedModel:
+def small(layers: int = 2, seed: int = 0, positions: int = 512) -> PreTrainedModel:
     """Always the same weights, large enough that texts do not repeat themselves."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -30,7 +30,7 @@ def small(layers: int = 2, seed: int = 0) -> PreTrainedModel:
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=END,

@@ -12,37 +12,25 @@ import coattn
 from coattn import SamplingParams
 from coattn.errors import BudgetError, CoattnError, ConfigError, InputError, MethodError, UnsupportedError
 
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "max_new_tokens": [0, 2.5, True, 10**30],
+    "min_new_tokens": [-1],
+    "temperature": [-0.1, float("nan"), float("inf"), "hot"],
+    "top_p": [0, 1.1],
+    "top_k": [-1, 1.0],
+    "min_p": [-0.1, 1.5, float("nan")],
+    "repetition_penalty": [0, float("inf")],
+    "presence_penalty": [2.1],
+    "frequency_penalty": [float("nan")],
+    "stop": [("",), 5, ("a", None)],
+    "stop_token_ids": [(-1,), "a", 1.5],
+    "seed": [-1, "x"],
+    "logprobs": [-1, True, 1 << 40],
+    "ignore_eos": [1],
+}
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_new_tokens", 0),
-        ("max_new_tokens", 2.5),
-        ("max_new_tokens", True),
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("temperature", "hot"),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("top_k", -1),
-        ("top_k", 1.0),
-        ("min_p", -0.1),
-        ("min_p", 1.5),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", float("inf")),
-        ("stop", ("",)),
-        ("stop", 5),
-        ("stop", ("a", None)),
-        ("stop_token_ids", (-1,)),
-        ("stop_token_ids", "a"),
-        ("stop_token_ids", 1.5),
-        ("seed", -1),
-        ("seed", "x"),
-        ("logprobs", -1),
-        ("logprobs", True),
-        ("ignore_eos", 1),
-    ],
-)
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, some in OUT_OF_RANGE.items() for value in some])
 def test_parameters_out_of_range(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         SamplingParams(**{name: value})
@@ -138,6 +126,7 @@ def test_without_a_tokenizer_text_is_refused() -> None:
         ({"gpu_kv": -1}, ConfigError, "gpu_kv"),
         ({"gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
         ({"method": "cpu", "gpu_kv": 100}, BudgetError, "gpu_kv is 100 B"),
+        ({"method": "hcattention", "gpu_kv": 1000}, BudgetError, "gpu_kv is 1000 B"),
         ({"device": "cpu"}, ConfigError, "device was given with a model that is loaded already"),
         ({"dtype": "float32"}, ConfigError, "dtype was given with a model that is loaded already"),
     ],

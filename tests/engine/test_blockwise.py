@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.engine.small import small
+from tests.engine.small import greedy, llm, small
 
-from coattn import LLM, SamplingParams, attach
+from coattn import attach
 
 IDS = torch.randint(0, 250, (90,), generator=torch.Generator().manual_seed(3))
 
@@ -39,20 +39,11 @@ def test_the_question_attends_to_everything(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["full", "hcattention"])
 def test_the_engines_chunks_do_not_matter(method: str) -> None:
-    def answer(chunk: int) -> list[int]:
+    def answer(chunk: int) -> list[tuple[int, ...]]:
         extra = {"groups": 0, "tau": 1} if method == "hcattention" else {}
-        with LLM(
-            (small(), None),
-            method,
-            max_batch=2,
-            max_length=128,
-            chunk=chunk,
-            prefill_block=32,
-            anchor=16,
-            question=10,
-            **extra,
-        ) as engine:
-            params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-            return [list(done.token_ids) for done in engine.generate([IDS.tolist(), IDS[:50].tolist()], params)]
+        blocks = {"block": 32, "prefill_block": 32, "anchor": 16, "question": 10}
+        with llm(method, max_length=128, chunk=chunk, **blocks, **extra) as engine:
+            found = engine.generate([IDS.tolist(), IDS[:50].tolist()], greedy(12, ignore_eos=True))
+            return [done.token_ids for done in found]
 
     assert answer(90) == answer(32) == answer(13)

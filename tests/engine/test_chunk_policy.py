@@ -159,15 +159,6 @@ def test_no_fewer_than_the_least() -> None:
         policy.note(budget, 0.04 + 1e-5 * budget)
 
 
-def test_configs_that_are_refused() -> None:
-    with pytest.raises(ConfigError, match="Both chunk and target_ms"):
-        ChunkConfig(100, 50)
-    with pytest.raises(ConfigError, match="chunk is 0"):
-        ChunkConfig(0)
-    with pytest.raises(ConfigError, match="target_ms"):
-        ChunkConfig(None, 0)
-
-
 @pytest.mark.parametrize("layers", [None, 36])
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_chunk_that_was_given_is_kept(on_gpu: bool, layers: int | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from coattn.engine.store.speed import DiskSpeed, PromptSpeed
 from coattn.errors import ConfigError
 
 PARAMS = greedy(4, ignore_eos=True)
+TEXT = prompt(96, seed=1)
 BUDGETS = {
     "full": {"gpu_kv": 14 * UNIT},
     "cpu": {"host_kv": 14 * UNIT},
@@ -29,7 +32,18 @@ BUDGETS = {
 
 def engine(method: str, folder: Path | None, **more: Any) -> coattn.LLM:
     given = {"max_batch": 2, "max_length": 112, "chunk": 24, **options(method), **BUDGETS.get(method, {}), **more}
-    return coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
+    llm = coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
+    slow_prompts(llm)
+    return llm
+
+
+@contextmanager
+def pushed_out(folder: Path, **more: Any) -> Iterator[tuple[coattn.LLM, tuple[int, ...]]]:
+    """An engine that has answered `TEXT`, which has left its memory since; and the answer."""
+    with engine("cpu", folder, **more) as llm:
+        (found,) = llm.generate(TEXT, PARAMS)
+        push_out(llm)
+        yield llm, found.token_ids
 
 
 def push_out(llm: coattn.LLM, seed: int = 50) -> None:
@@ -41,13 +55,12 @@ def push_out(llm: coattn.LLM, seed: int = 50) -> None:
 
 @pytest.mark.parametrize("method", BUDGETS)
 def test_what_was_pushed_out_comes_back(method: str, tmp_path: Path) -> None:
-    text = prompt(96, seed=1)
+    text = TEXT
     asked = [text, text[:81] + prompt(9, seed=2), text[:40] + prompt(50, seed=3)]
     with engine(method, None) as llm:
         want = [llm.submit(ids, PARAMS, salt=bytes(i)).result().token_ids for i, ids in enumerate(asked)]
         assert llm.report()["disk"] is None
     with engine(method, tmp_path) as llm:
-        slow_prompts(llm)
         llm.generate(text, PARAMS)
         for ids, answer in zip(asked, want, strict=True):
             push_out(llm)
@@ -61,7 +74,6 @@ def test_what_was_pushed_out_comes_back(method: str, tmp_path: Path) -> None:
             in_order(llm)
     # another process finds what this one has written
     with engine(method, tmp_path) as llm:
-        slow_prompts(llm)
         llm.generate(prompt(30, seed=9), PARAMS)  # nothing is read before anything was measured
         found = llm.generate(asked[1], PARAMS)[0]
         assert found.token_ids == want[1]
@@ -71,11 +83,7 @@ def test_what_was_pushed_out_comes_back(method: str, tmp_path: Path) -> None:
 
 
 def test_a_request_that_reads_the_disk_leaves_steps_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = prompt(96, seed=1)
-    with engine("cpu", tmp_path, host_kv=26 * UNIT) as llm:
-        slow_prompts(llm)
-        (want,) = llm.generate(text, PARAMS)
-        push_out(llm)
+    with pushed_out(tmp_path, host_kv=26 * UNIT) as (llm, want):
         push_out(llm, 60)
         read = FileCache._get
 
@@ -87,39 +95,34 @@ def test_a_request_that_reads_the_disk_leaves_steps_to_others(tmp_path: Path, mo
         other = llm.submit(prompt(20, seed=3), greedy(12, ignore_eos=True))
         while other.request.first is None:
             llm.step()
-        back = llm.submit(text, PARAMS)
+        back = llm.submit(TEXT, PARAMS)
         while not other.done:
             llm.step()
         assert not back.request.output, "the other one went on while files were read"
         found = back.result()
-        assert (found.token_ids, found.cached_tokens) == (want.token_ids, 88)
+        assert (found.token_ids, found.cached_tokens) == (want, 88)
         in_order(llm)
 
 
 def test_tenants_do_not_meet_on_disk(tmp_path: Path) -> None:
-    text = prompt(96, seed=1)
     with engine("full", tmp_path) as llm:
-        slow_prompts(llm)
-        llm.submit(text, PARAMS, salt=b"a").result()
+        llm.submit(TEXT, PARAMS, salt=b"a").result()
         push_out(llm)
-        assert llm.submit(text, PARAMS, salt=b"b").result().cached_tokens == 0
+        assert llm.submit(TEXT, PARAMS, salt=b"b").result().cached_tokens == 0
         push_out(llm)
-        assert llm.submit(text, PARAMS, salt=b"a").result().cached_tokens == 88
+        assert llm.submit(TEXT, PARAMS, salt=b"a").result().cached_tokens == 88
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], tuple[int, ...]]:
     """The files of a text's blocks, and its answer."""
     folder = tmp_path_factory.mktemp("disk")
-    with engine("cpu", folder) as llm:
-        slow_prompts(llm)
-        answer = llm.generate(prompt(96, seed=1), PARAMS)[0].token_ids
-        push_out(llm)
+    with pushed_out(folder) as (llm, answer):
         mine = llm.store.sharing.root(b"")
         keys: list[bytes] = []
         from coattn.engine.store.keys import extend_keys
 
-        extend_keys(keys, mine, prompt(96, seed=1), 8)
+        extend_keys(keys, mine, TEXT, 8)
     return {name: (folder / name).read_bytes() for name in (key.hex() + SUFFIX for key in keys[:11])}, answer
 
 
@@ -154,9 +157,8 @@ def test_whatever_is_damaged_is_a_miss(
     else:
         bad.write_bytes(bytes(changed.get(what, data)))
     with engine("cpu", tmp_path) as llm, caplog.at_level(logging.WARNING, "coattn"):
-        slow_prompts(llm)
         llm.generate(prompt(3, seed=9), PARAMS)
-        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
+        found = llm.generate(TEXT, PARAMS)[0]
         assert found.token_ids == answer
         assert found.cached_tokens == 88 - 24, "but for the bad one, with which a chunk was computed"
         assert llm.report()["disk"]["damaged"] == 1
@@ -164,33 +166,26 @@ def test_whatever_is_damaged_is_a_miss(
         in_order(llm)
         if what != "a folder":
             push_out(llm)
-            assert llm.generate(prompt(96, seed=1), PARAMS)[0].cached_tokens == 88, "it was written anew"
+            assert llm.generate(TEXT, PARAMS)[0].cached_tokens == 88, "it was written anew"
 
 
 def test_another_models_blocks_are_not_found(tmp_path: Path) -> None:
-    text = prompt(96, seed=1)
-    with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        llm.generate(text, PARAMS)
-        push_out(llm)
+    with pushed_out(tmp_path):
+        pass
     given: dict[str, Any] = {"max_batch": 2, "max_length": 112, "chunk": 24, **options("cpu"), **BUDGETS["cpu"]}
     with coattn.LLM((small(1, seed=5), tokenizer()), "cpu", disk=tmp_path, **given) as llm:
         slow_prompts(llm)
         llm.generate(prompt(3, seed=9), PARAMS)
-        assert llm.generate(text, PARAMS)[0].cached_tokens == 0
+        assert llm.generate(TEXT, PARAMS)[0].cached_tokens == 0
         assert llm.report()["disk"]["damaged"] == 0
 
 
 def test_what_is_computed_sooner_is_computed(tmp_path: Path) -> None:
-    text = prompt(96, seed=1)
-    with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        llm.generate(text, PARAMS)
-        push_out(llm)
+    with pushed_out(tmp_path) as (llm, _):
         disk = llm.store.disk
         assert disk is not None
         disk.reads.note(1, 1e6)  # a disk as slow as no disk is
-        found = llm.generate(text, PARAMS)[0]
+        found = llm.generate(TEXT, PARAMS)[0]
         assert found.cached_tokens == 0
         assert llm.report()["disk"]["refused_tokens"] == 88
         disk.files.flush()
@@ -201,48 +196,37 @@ def test_what_is_computed_sooner_is_computed(tmp_path: Path) -> None:
 
 
 def test_before_anything_was_measured_prompts_are_computed(tmp_path: Path) -> None:
-    text = prompt(96, seed=1)
+    with pushed_out(tmp_path):
+        pass
     with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        llm.generate(text, PARAMS)
-        push_out(llm)
-    with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        found = llm.generate(text, PARAMS)[0]
+        found = llm.generate(TEXT, PARAMS)[0]
         assert found.cached_tokens == 88 - 24, "its first chunk is computed, which tells how long the rest would take"
         assert llm.report()["prefill_tokens"] == 24 + 96 - 88
 
 
 def test_the_limit_holds_and_ends_of_texts_go_first(tmp_path: Path) -> None:
-    with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        llm.generate(prompt(96, seed=1), PARAMS)
-        push_out(llm)
+    with pushed_out(tmp_path):
         one = max(path.stat().st_size for path in tmp_path.glob("*" + SUFFIX))
     for path in tmp_path.iterdir():
         path.unlink()
     with engine("cpu", tmp_path, disk_memory=8 * one) as llm:
-        slow_prompts(llm)
-        llm.generate(prompt(96, seed=1), PARAMS)
+        llm.generate(TEXT, PARAMS)
         for i in range(12):  # one block after another leaves memory
             llm.generate(prompt(9, seed=100 + i), PARAMS)
         llm.store.disk.files.flush()  # type: ignore[union-attr]
         report = llm.report()["disk"]
         assert sum(path.stat().st_size for path in tmp_path.glob("*" + SUFFIX)) == report["bytes"] <= 8 * one
         assert report["deleted"] > 0
-        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
+        found = llm.generate(TEXT, PARAMS)[0]
         assert found.cached_tokens >= 32, "what is left of a text is its beginning"
 
 
 def test_a_full_queue_loses_blocks_and_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "QUEUE_BYTES", 0)
-    with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        (want,) = llm.generate(prompt(96, seed=1), PARAMS)
-        push_out(llm)
+    with pushed_out(tmp_path) as (llm, want):
         assert llm.report()["disk"]["skipped"] > 5
-        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
-        assert (found.token_ids, found.cached_tokens) == (want.token_ids, 0)
+        found = llm.generate(TEXT, PARAMS)[0]
+        assert (found.token_ids, found.cached_tokens) == (want, 0)
 
 
 def test_a_full_queue_keeps_the_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +253,9 @@ def test_a_disk_that_is_full_is_no_reason_to_fail(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files_module.sealed, "write", full)
-    with engine("cpu", tmp_path) as llm:
-        slow_prompts(llm)
-        (want,) = llm.generate(prompt(96, seed=1), PARAMS)
-        push_out(llm)
-        found = llm.generate(prompt(96, seed=1), PARAMS)[0]
-        assert found.token_ids == want.token_ids
+    with pushed_out(tmp_path) as (llm, want):
+        found = llm.generate(TEXT, PARAMS)[0]
+        assert found.token_ids == want
         assert llm.report()["disk"]["written"] == 0
 
 

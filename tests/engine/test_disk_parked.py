@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.engine.store import files as files_module
-from coattn.engine.store.files import PRIVATE, SUFFIX, FileCache, Tensors
+from coattn.engine.store.files import PRIVATE, SUFFIX, FileCache
 
 
 def tensors(count: int, value: float = 0.0) -> dict[str, Tensor]:
@@ -22,10 +22,11 @@ def key(i: int) -> str:
     return f"{i:064x}{SUFFIX}"
 
 
-def get(disk: FileCache, name: str) -> Tensors | None:
-    """What a file holds; None where it is gone."""
+def value(disk: FileCache, name: str | None) -> float | None:
+    """The number that a file's tensor is full of; None where it is gone."""
+    assert name is not None
     found = disk.load([name]).result().tensors
-    return found[0] if found else None
+    return float(found[0]["x"][0]) if found else None
 
 
 def held_back(disk: FileCache) -> threading.Event:
@@ -62,8 +63,7 @@ def test_a_sequence_that_is_too_large_deletes_nothing(tmp_path: Path) -> None:
     # what just fits pushes out the others
     name = disk.put_private(tensors(disk.limit - 2000))
     disk.flush()
-    assert name is not None
-    assert get(disk, name) is not None
+    assert value(disk, name) == 0.0
     assert disk.counts["deleted"] > 0
     assert disk.held <= disk.limit
     disk.close()
@@ -77,15 +77,11 @@ def test_the_least_recently_used_goes_first_also_where_it_is_a_sequence(tmp_path
     for i in range(3):
         disk.put(key(i), tensors(400))
         disk.flush()
-    assert first is not None
-    assert get(disk, first) is None, "it has made room for blocks that came later"
+    assert value(disk, first) is None, "it has made room for blocks that came later"
     assert [key(i) in disk for i in range(3)] == [True] * 3
     second = disk.put_private(tensors(400, 2.0))
     disk.flush()
-    assert second is not None
-    found = get(disk, second)
-    assert found is not None
-    assert float(found["x"][0]) == 2.0
+    assert value(disk, second) == 2.0
     assert [key(i) in disk for i in range(3)] == [False, True, True]
     assert disk.held <= disk.limit
     disk.close()
@@ -97,15 +93,11 @@ def test_nobody_waits_for_a_sequence_to_be_written(tmp_path: Path) -> None:
     name = disk.put_private(tensors(400, 3.0))
     assert name is not None
     assert not list(tmp_path.glob(PRIVATE + "*"))
-    found = get(disk, name)
-    assert found is not None
-    assert float(found["x"][0]) == 3.0
+    assert value(disk, name) == 3.0
     go_on.set()
     disk.flush()
     assert (tmp_path / name).exists()
-    found = get(disk, name)
-    assert found is not None
-    assert float(found["x"][0]) == 3.0
+    assert value(disk, name) == 3.0
     disk.delete(name)
     assert not (tmp_path / name).exists()
     disk.close()
@@ -117,7 +109,7 @@ def test_what_comes_back_before_it_was_written_is_not_written(tmp_path: Path) ->
     name = disk.put_private(tensors(400))
     assert name is not None
     disk.delete(name)
-    assert get(disk, name) is None
+    assert value(disk, name) is None
     go_on.set()
     disk.flush()
     assert disk.counts["written"] == 0

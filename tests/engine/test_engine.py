@@ -16,6 +16,13 @@ from coattn import SamplingParams
 from coattn.errors import EngineError, WorkerError
 
 EXACT = ["full", "offload", "cpu"]
+WHOLE: list[tuple[str, dict[str, Any]]] = [
+    *((method, {}) for method in EXACT),
+    ("hgca", {"beta": 0, "window_blocks": 2}),
+    ("hcattention", {"groups": 0, "tau": 1}),
+    ("hcattention", {"groups": 0, "tau": 1, "window_blocks": 1, "sink_blocks": 1}),
+]
+"""Rows with parameters that leave nothing out."""
 LENGTHS = [3, 40, 17, 70, 1, 33, 8, 100, 64, 32, 5, 90]
 
 
@@ -26,15 +33,16 @@ def assert_empty(engine: coattn.LLM) -> None:
     assert dict(engine.engine.runner.free()) == scheduler.admission.capacity
 
 
-@pytest.mark.parametrize("method", EXACT)
-def test_a_mixed_batch_equals_transformers(method: str) -> None:
+@pytest.mark.parametrize(("method", "params"), WHOLE)
+def test_a_mixed_batch_equals_transformers(method: str, params: dict[str, Any]) -> None:
     """More requests than slots, prompts longer than a chunk, some of one token, some that end by themselves."""
     ids = [prompt(n, seed=1) for n in LENGTHS]
     want = [by_transformers(small(), each, 30) for each in ids]
     assert any(END in each for each in want), "an end token should be among them"
-    with llm(method) as engine:
+    with llm(method, **params) as engine:
         got = engine.generate(ids, greedy(30))
         assert_empty(engine)
+        assert engine.report()["exact"]
         assert engine.report()["requests"]["error"] == 0
     assert [each.token_ids for each in got] == want
     for each, tokens in zip(got, want, strict=True):

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.engine.rows import options
-from tests.engine.small import DEVICE, END, UNIT, VOCAB, greedy, prompt, slow_prompts, small, tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tests.engine.small import UNIT, greedy, prompt, slow_prompts, small, tokenizer
 
 import coattn
 from coattn.errors import BudgetError
@@ -19,33 +17,9 @@ LONG = 768
 """Tokens of the long answers."""
 
 
-@cache
-def long_model() -> PreTrainedModel:
-    """As `small(1)`, with positions for a long answer; always the same weights."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=END,
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.2)
-    return model.to(DEVICE).eval()
-
-
 def answer(method: str, tokens: int = LONG, **more: Any) -> tuple[tuple[int, ...], dict[str, Any]]:
     given = {"max_batch": 1, "max_length": LONG + 64, "chunk": 32, "block": 8, **more}
-    with coattn.LLM((long_model(), tokenizer()), method, **given) as llm:
+    with coattn.LLM((small(1, 3, positions=4096), tokenizer()), method, **given) as llm:
         found = llm.generate(prompt(40, seed=1), greedy(tokens, ignore_eos=True))[0]
         assert found.error is None
         return found.token_ids, llm.report()

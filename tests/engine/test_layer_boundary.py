@@ -9,10 +9,11 @@ import torch
 from tests.engine.rows import options
 from tests.engine.small import by_transformers, greedy, prompt, small, tokenizer
 from tests.engine.test_chunk_policy import World
-from tests.engine.test_mixed import LENGTHS
+from tests.engine.test_mixed import LENGTHS, one_by_one
 
 import coattn
 from coattn.engine.chunk_policy import ChunkPolicy
+from coattn.engine.handle import Handle
 from coattn.engine.request import Forward
 from coattn.errors import BudgetError
 from coattn.method.table import METHODS
@@ -31,16 +32,8 @@ def open_llm(method: str, between: bool, **more: Any) -> coattn.LLM:
 
 
 def answers(method: str, between: bool, **params: Any) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
-    """Requests that come while others decode, one every third step."""
     with open_llm(method, between, **params) as engine:
-        engine.generate(prompt(90, seed=9), greedy(1))  # makes the codebook, where there is one
-        handles = []
-        for n in LENGTHS:
-            handles.append(engine.submit(prompt(n, seed=4), greedy(25)))
-            for _ in range(3):
-                engine.step()
-        found = [handle.result().token_ids for handle in handles]
-        report = engine.report()
+        found, report = one_by_one(engine)
         assert report["failed_steps"] == 0
         assert report["decode_steps"] >= report["between_steps"]
         return found, report
@@ -63,12 +56,17 @@ def test_the_same_as_in_turns(method: str) -> None:
         assert inside == [by_transformers(small(LAYERS), prompt(n, seed=4), 25) for n in LENGTHS]
 
 
+def decoding_and_reading(engine: coattn.LLM, tokens: int) -> tuple[Handle, Handle]:
+    """One that has its third token, and one whose prompt comes then."""
+    first = engine.submit(prompt(20, seed=4), greedy(tokens))
+    while len(first.request.output) < 3:
+        engine.step()
+    return first, engine.submit(prompt(90, seed=4), greedy(5))
+
+
 def test_a_step_that_fails_between_layers_takes_down_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_llm("full", True) as engine:
-        first = engine.submit(prompt(20, seed=4), greedy(60))
-        while len(first.request.output) < 3:
-            engine.step()
-        reading = engine.submit(prompt(90, seed=4), greedy(5))
+        first, reading = decoding_and_reading(engine, 60)
         run, runner = engine.runner.decode, engine.runner
         monkeypatch.setattr(runner, "decode", lambda *_: (_ for _ in ()).throw(RuntimeError("no")))
         while not first.done:
@@ -82,10 +80,7 @@ def test_a_step_that_fails_between_layers_takes_down_nobody_else(monkeypatch: py
 def test_no_room_between_layers_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever finds no room in the middle of a prompt gets a token later."""
     with open_llm("full", True) as engine:
-        first = engine.submit(prompt(20, seed=4), greedy(30))
-        while len(first.request.output) < 3:
-            engine.step()
-        reading = engine.submit(prompt(90, seed=4), greedy(5))
+        first, reading = decoding_and_reading(engine, 30)
         run, inside = engine.runner.decode, []
 
         def refuse(*given: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from tests.engine.memory import Boundless
 from tests.engine.small import by_transformers, greedy, llm, prompt, small
 
+import coattn
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.request import Forward, Request
@@ -27,18 +28,22 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def answers(method: str, mixes: bool, **params: Any) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+def one_by_one(engine: coattn.LLM) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
     """Requests that come while others decode, one every third step."""
+    engine.generate(prompt(90, seed=9), greedy(1))  # makes the codebook, where there is one
+    handles = []
+    for n in LENGTHS:
+        handles.append(engine.submit(prompt(n, seed=4), greedy(25)))
+        for _ in range(3):
+            engine.step()
+    return [handle.result().token_ids for handle in handles], engine.report()
+
+
+def answers(method: str, mixes: bool, **params: Any) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
     with llm(method, max_batch=4, chunk=24, **params) as engine:
-        engine.generate(prompt(90, seed=9), greedy(1))  # makes the codebook, where there is one
         if not mixes:
             engine.engine.scheduler.mixes = False
-        handles = []
-        for n in LENGTHS:
-            handles.append(engine.submit(prompt(n, seed=4), greedy(25)))
-            for _ in range(3):
-                engine.step()
-        return [handle.result().token_ids for handle in handles], engine.report()
+        return one_by_one(engine)
 
 
 @pytest.mark.parametrize(("method", "params"), ROWS, ids=[method for method, _ in ROWS])

@@ -75,10 +75,3 @@ def test_a_sibling_of_the_same_shape_is_refused(tmp_path: Path) -> None:
             answer(model, "full", given)
         weight[0, 0] = before
     assert len(answer(model, "full", given)) == 12
-
-
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("nothing")
-    for name in ("x", "y"):
-        with pytest.raises(InputError, match="no prefilled prompt"):
-            Prefilled.load(tmp_path / name)

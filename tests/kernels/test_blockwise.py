@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.errors import ConfigError
 from coattn.kernels.blockwise import Blockwise, Prompt
 from coattn.method.row import compose
 from coattn.method.table import METHODS
@@ -79,18 +78,3 @@ def test_a_later_turn_sees_everything() -> None:
         runtime.commit(running)
         start += cut
     torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 90, 0)[41:], atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"prefill_block": 0}, "prefill_block is 0"),
-        ({"anchor": 4}, "prefill_block is not"),
-        ({"question": 4}, "prefill_block is not"),
-        ({"prefill_block": 8, "question": -1}, "question is -1"),
-        ({"prefill_block": 8, "anchor": 9}, "anchor is 9"),
-    ],
-)
-def test_sizes_that_make_no_sense_are_refused(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(METHODS["full"], **params)

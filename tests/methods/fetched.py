@@ -1,4 +1,4 @@
-"""A runtime over random tensors whose every query, key and value is known: for rows that fetch single tokens."""
+"""A runtime over random tensors whose every query, key and value is known: for rows that choose single tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from coattn.cache.ledger import Ledger
 from coattn.method.row import Method, compose
 from coattn.parts.call import AttentionCall
 from coattn.step.probe import Probe
-from coattn.step.running import RunningStep
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.types import LayerShape, Selection, Step
 
@@ -34,23 +33,23 @@ class Seen(Probe):
 class World:
     """Three layers over several sequences."""
 
-    def __init__(self, method: Method, seqs: int = 2, fixed: bool = False, **params: Any) -> None:
-        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+    def __init__(
+        self, method: Method, seqs: int = 2, fixed: bool = False, softcap: float | None = None, **params: Any
+    ) -> None:
+        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), softcap=softcap)
         self.probe, tokens = Seen(), 160 if fixed else None
         self.ledger = Ledger()
         composed = compose(method, **params)
         self.runtime = Runtime([shape] * LAYERS, composed, self.ledger, seqs, tokens, fixed, fixed, [self.probe])
-        self.draws = torch.Generator().manual_seed(1)
+        self.draws, self.softcap = torch.Generator().manual_seed(1), softcap
         self.lengths = [0] * seqs
         self.guessed: dict[int, Tensor] = {}
         self.kept = [
             [[torch.empty(0, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(LAYERS)] for _ in "x" * seqs
         ]
 
-    def step(
-        self, *new: int, rows: int | None = None, guess: Callable[[Tensor], Tensor] = lambda q: q, **planted: Tensor
-    ) -> list[Tensor]:
-        """So many new tokens for each sequence. rows: as it is captured, over so many rows; guess: predicts queries."""
+    def step(self, *new: int, guess: Callable[[Tensor], Tensor] = lambda q: q, **planted: Tensor) -> list[Tensor]:
+        """So many new tokens for each sequence. guess: predicts queries; planted: `q`, `k` or `v` of every layer."""
         step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
         running = self.runtime.begin(step)
         drawn = [
@@ -67,27 +66,20 @@ class World:
                 self.kept[slot][layer] = [
                     torch.cat([a, b[start:end]]) for a, b in zip(self.kept[slot][layer], made, strict=True)
                 ]
-        if rows is None:
-            found = self._layers(running, drawn, guess)
-        else:
-            more = [[torch.cat([x, torch.ones(rows - len(x), *x.shape[1:])]) for x in made] for made in drawn]
-            capture = self.runtime.begin_capture(rows, host=True)
-            found = [x[: len(new)] for x in self._layers(capture, more, guess)]
-        self.runtime.commit(running)
-        self.lengths[: len(new)] = step.lengths
-        return found
-
-    def _layers(
-        self, running: RunningStep, drawn: list[list[Tensor]], guess: Callable[[Tensor], Tensor]
-    ) -> list[Tensor]:
-        found = []
-        for layer, (q, k, v) in enumerate(drawn):
             following = layer + 1
             if following < LAYERS and self.runtime.predicts(running, following):
                 self.guessed[following] = guess(drawn[following][0])
                 self.runtime.predict(running, following, self.guessed[following], SCALE)
-            found.append(self.runtime.attend(running, layer, q, k, v, SCALE))
+            found.append(self.runtime.attend(running, layer, *made, SCALE))
+        self.runtime.commit(running)
+        self.lengths[: len(new)] = step.lengths
         return found
+
+    def take_back(self, slot: int, tokens: int) -> None:
+        keep = self.lengths[slot] - tokens
+        self.runtime.truncate(slot, self.lengths[slot], keep)
+        self.lengths[slot] = keep
+        self.kept[slot] = [[x[:keep] for x in layer] for layer in self.kept[slot]]
 
     def window(self, slot: int) -> int:
         """The first position that lies on the GPU."""
@@ -114,12 +106,16 @@ class World:
             heads.append(sorted(places))
         return heads
 
+    def positions(self, slot: int, layer: int) -> list[list[int]]:
+        """By KV head: all that the last query attends to."""
+        near = range(self.window(slot), self.lengths[slot])
+        return [[*own, *near] for own in self.picked(slot, layer)]
+
     def attended(self, slot: int, layer: int) -> Tensor:
-        """What the last query gets of what was picked and of the window: `[q_heads, d]` float64."""
+        """What the last query gets of these positions: `[q_heads, d]` float64."""
         q, k, v = self.kept[slot][layer]
         outs = []
-        for head, own in enumerate(self.picked(slot, layer)):
-            some = torch.tensor([*own, *range(self.window(slot), self.lengths[slot])])
+        for head, some in enumerate(self.positions(slot, layer)):
             mine = q[-1:, GROUP * head : GROUP * (head + 1)]
-            outs.append(dense(mine, k[some, head, None], v[some, head, None], SCALE)[0])
+            outs.append(dense(mine, k[some, head, None], v[some, head, None], SCALE, softcap=self.softcap)[0])
         return torch.cat(outs)

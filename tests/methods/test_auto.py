@@ -376,14 +376,6 @@ def test_a_pool_takes_what_the_index_leaves(
     runtime.release()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("quality", 1.1), ("quality", "best"), ("code_bytes", 6), ("pool_dtype", "int4")]
-)
-def test_bad_parameters(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=name):
-        compose(METHODS["auto"], **{name: value}).build()
-
-
 @pytest.mark.parametrize("seqs", [1, 2])
 def test_pools_of_captured_steps_are_renewed_at_once_with_one_sequence_and_in_the_next_layer_with_more(
     seqs: int, monkeypatch: pytest.MonkeyPatch

@@ -194,19 +194,9 @@ def test_the_command_writes_labels_that_the_method_reads(tmp_path: Path) -> None
     found = read_labels(str(path))
     assert found.prompts == 1
     assert (found.sinks, found.recent, found.method) == (64, 256, "needle mass")
-    used = coattn(
-        "generate",
-        "Hello",
-        "--model",
-        str(folder),
-        "--method",
-        "duo",
-        "--set",
-        f"heads={path}",
-        "--max-new-tokens",
-        "3",
-    )
+    generate = ("generate", "Hello", "--model", str(folder), "--max-new-tokens", "3", "--method", "duo")
+    used = coattn(*generate, "--set", f"heads={path}")
     assert used.returncode == 0, used.stderr
-    bare = coattn("generate", "Hello", "--model", str(folder), "--method", "duo", "--max-new-tokens", "3")
+    bare = coattn(*generate)
     assert bare.returncode == 2
     assert "coattn calibrate duo" in bare.stderr

@@ -139,28 +139,6 @@ def held(book: Codebook) -> list[Tensor]:
     return [book.centroids, *(book.small or ()), book.basis.to, book.basis.back]
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"tau": 0}, "tau is 0"),
-        ({"tau": 1.2}, "tau is 1.2"),
-        ({"cap": 0}, "cap is 0"),
-        ({"code_bits": 8}, "code_bits is 8"),
-        ({"code_bits": 12}, "8,192 centroids do not fit"),
-        ({"centroids": 1}, "centroids is 1"),
-        ({"centroid_bits": 4}, "centroid_bits is 4"),
-        ({"union": "perhaps"}, "union is 'perhaps', but must be true or false"),
-        ({"tail": "median"}, "tail is 'median'"),
-        ({"host_dtype": "int2"}, "host_dtype is 'int2'"),
-        ({"groups": -1}, "groups is -1"),
-        ({"codebook": "/nowhere"}, "There is no codebook"),
-    ],
-)
-def test_bad_values_are_refused(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(METHODS["hcattention"], **params)
-
-
 def test_groups_that_do_not_divide_the_head_size_are_refused() -> None:
     with pytest.raises(ConfigError, match="groups is 5, which does not divide the head size 16"):
         World(groups=5)

@@ -38,10 +38,7 @@ SMALL_CACHE: dict[str, dict[str, Any]] = {
     "tiered": {"window_blocks": 1},
     "values": {"window_blocks": 1},
 }
-SMALL_UPKEEP: dict[str, dict[str, Any]] = {
-    "heavy_hitters": {"heavy": 0.2, "recent": 6},
-    "one_set": {"cache_size": 12},
-}
+SMALL_UPKEEP: dict[str, dict[str, Any]] = {"heavy_hitters": {"heavy": 0.2, "recent": 6}, "one_set": {"cache_size": 12}}
 
 
 def combinations() -> Iterator[Method]:
@@ -110,6 +107,9 @@ def test_rows_of_the_table_are_what_they_say(name: str) -> None:
         (Method("f", "gpu", "digest_top", index="digests", maintenance="recall"), "a cache with a DRAM tier"),
         (Method("g", "recent", "oracle"), "keeps every token in GPU memory"),
         (Method("h", "tiered", "everything", "cpu", maintenance="entries", index="averages"), "which entries stay"),
+        (Method("i", "tiered", "digest_top", "cpu"), "needs an index of digests"),
+        (Method("j", "recent", "digest_top", index="digests"), "keeps keys and values of every token"),
+        (Method("k", "gpu", "maw_threshold"), "needs an index of moving averages"),
     ],
 )
 def test_what_would_be_wrong_is_refused_with_the_reason(row: Method, reason: str) -> None:

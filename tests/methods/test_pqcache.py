@@ -11,9 +11,7 @@ from tests.methods.fetched import DIM, GROUP, KV_HEADS, LAYERS, SCALE, World
 from torch import Tensor
 
 import coattn
-from coattn.errors import ConfigError
 from coattn.kernels.quantise.kmeans import cluster, nearest
-from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.types import Step
 from coattn_lab.bench.kv import fill_randomly
@@ -126,15 +124,6 @@ def test_a_prompt_of_fewer_tokens_than_centroids_is_attended_as_a_whole() -> Non
     assert world.picked(0, 1) == [list(range(world.window(0)))] * KV_HEADS
 
 
-def test_a_captured_step_is_the_same_step() -> None:
-    plain, captured = (World(ROW, seqs=3, fixed=True, **SMALL, block=8) for _ in range(2))
-    for world in (plain, captured):
-        world.step(90, 61)
-    for _ in range(12):
-        for a, b in zip(plain.step(1, 1), captured.step(1, 1, rows=3), strict=True):
-            torch.testing.assert_close(a, b)
-
-
 def test_bytes_on_the_gpu_are_those_of_window_codebooks_and_codes() -> None:
     world = World(ROW, **SMALL, block=8, window_blocks=2)
     world.step(90, 41)
@@ -158,16 +147,13 @@ def test_report_says_what_was_attended() -> None:
     assert world.runtime.report(step)["attended_host"] == pytest.approx(want)
 
 
-def test_whole_budget_gives_the_models_own_tokens_and_bad_numbers_are_refused() -> None:
+def test_whole_budget_gives_the_models_own_tokens() -> None:
     model = tiny("llama")
     ids = torch.randint(0, model.config.vocab_size, (1, 70))
     with torch.no_grad():
         plain = model.generate(ids, max_new_tokens=6, do_sample=False)
         with coattn.attach(model, "pqcache", block=8, sinks=1000):
             assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), plain)
-    for name, value in (("compress", 0), ("compress", 1.5), ("subbits", 9), ("sinks", -1), ("recent_share", 2)):
-        with pytest.raises(ConfigError, match=name):
-            compose(ROW, **{name: value})
 
 
 @pytest.mark.parametrize("method", ["pqcache", "infinigen"])

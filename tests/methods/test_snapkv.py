@@ -8,105 +8,35 @@ from typing import Any
 
 import pytest
 import torch
-from tests.dense import dense
+from tests.methods import fetched
+from tests.methods.fetched import DIM, GROUP, HEADS, KV_HEADS, LAYERS, SCALE
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from coattn.cache.ledger import Ledger
-from coattn.errors import ConfigError, MethodError
+from coattn.errors import MethodError
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS
-from coattn.parts.call import AttentionCall
-from coattn.step.probe import Probe
-from coattn.step.runtime import LayerGroup, Runtime
-from coattn.types import BlockList, LayerShape, Selection, Step
+from coattn.types import Step
 
-HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.4
-GROUP = HEADS // KV_HEADS
 SNAPKV = METHODS["snapkv"]
 SMALL = {"budget": 16, "window": 5, "kernel": 3}
 
 
-class Seen(Probe):
-    """Keeps what each layer of the last decode step selected."""
+class World(fetched.World):
+    """All of its entries lie in GPU memory."""
 
-    def __init__(self) -> None:
-        self.by_layer: dict[int, Selection] = {}
-
-    def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Any) -> None:
-        self.by_layer[call.layer] = selection
-
-
-class World:
-    """Two layers over several sequences; every query, key and value that they were given is known."""
-
-    def __init__(
-        self, method: Method = SNAPKV, seqs: int = 3, softcap: float | None = None, fixed: bool = False, **params: Any
-    ) -> None:
-        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), softcap=softcap)
-        self.probe, tokens = Seen(), 160 if fixed else None
-        composed = compose(method, **params)
-        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens, fixed, fixed, [self.probe])
-        self.draws, self.softcap = torch.Generator().manual_seed(1), softcap
-        self.lengths = [0] * seqs
-        self.kept = [
-            [[torch.empty(0, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)] for _ in range(2)] for _ in "x" * seqs
-        ]
-
-    def step(self, *new: int, rows: int | None = None, **planted: Tensor) -> list[Tensor]:
-        """So many new tokens for each sequence; planted: `q`, `k` or `v` of every layer instead of random ones."""
-        step = Step.of(tuple(range(len(new))), tuple(self.lengths[: len(new)]), new)
-        running = self.runtime.begin(step)
-        found = []
-        for layer in range(2):
-            made = [torch.randn(step.tokens, n, DIM, generator=self.draws) for n in (HEADS, KV_HEADS, KV_HEADS)]
-            made = [planted.get(name, x) for name, x in zip("qkv", made, strict=True)]
-            for slot, (start, end) in enumerate(step.spans):
-                self.kept[slot][layer] = [
-                    torch.cat([a, b[start:end]]) for a, b in zip(self.kept[slot][layer], made, strict=True)
-                ]
-            if rows is None:
-                found.append(self.runtime.attend(running, layer, *made, SCALE))
-            else:
-                made = [torch.cat([x, torch.ones(rows - len(x), *x.shape[1:])]) for x in made]
-                capture = self.runtime.begin_capture(rows, host=False)
-                found.append(self.runtime.attend(capture, layer, *made, SCALE)[: len(new)])
-        self.runtime.commit(running)
-        self.lengths[: len(new)] = step.lengths
-        return found
-
-    def take_back(self, slot: int, tokens: int) -> None:
-        keep = self.lengths[slot] - tokens
-        self.runtime.truncate(slot, self.lengths[slot], keep)
-        self.lengths[slot] = keep
-        self.kept[slot] = [[x[:keep] for x in layer] for layer in self.kept[slot]]
+    def __init__(self, method: Method = SNAPKV, seqs: int = 3, **more: Any) -> None:
+        super().__init__(method, seqs, **more)
 
     def picked(self, slot: int, layer: int) -> list[list[int]]:
         """By KV head: positions that the last decode step attended to."""
-        cache, found = self.runtime.groups[0].cache, self.probe.by_layer[layer]
-        near: Any = cache.gpu
-        length, heads = self.lengths[slot], []
-        here = {near.place(slot, p)[0]: p for p in range(near.first(length), length)}
-        for head in range(KV_HEADS):
-            heads.append(_positions(found.gpu, slot, head, here))
-        return heads
+        near: Any = self.runtime.groups[0].cache.gpu
+        length, found = self.lengths[slot], self.probe.by_layer[layer].gpu
+        assert found is not None
+        here, own = {near.place(slot, p)[0]: p for p in range(near.first(length), length)}, found.in_reach(slot + 1)
+        table, tokens = (x.expand(-1, KV_HEADS, *x.shape[2:])[slot] for x in (own.table, own.tokens))
+        return [[here[b] for b in ids[:count]] for ids, count in zip(table.tolist(), tokens.tolist(), strict=True)]
 
-    def attended(self, slot: int, layer: int, positions: list[list[int]]) -> Tensor:
-        """What the last query of a sequence gets of these positions of each KV head: `[q_heads, d]` float64."""
-        q, k, v = self.kept[slot][layer]
-        outs = []
-        for head, own in enumerate(positions):
-            some, mine = torch.tensor(own), q[-1:, GROUP * head : GROUP * (head + 1)]
-            outs.append(dense(mine, k[some, head, None], v[some, head, None], SCALE, softcap=self.softcap)[0])
-        return torch.cat(outs)
-
-
-def _positions(listed: BlockList | None, slot: int, head: int, names: dict[int, int]) -> list[int]:
-    if listed is None:
-        return []
-    own = listed.in_reach(slot + 1)
-    table, tokens = (x.expand(-1, KV_HEADS, *x.shape[2:])[slot, head] for x in (own.table, own.tokens))
-    return [names[b] for b in table[: int(tokens)].tolist()]
+    positions = picked
 
 
 def slow(q: Tensor, k: Tensor, window: int, kernel: int, cap: float | None = None) -> list[list[float]]:
@@ -145,17 +75,17 @@ def test_keeps_what_the_slow_rule_keeps_and_all_that_follows(kernel: int, softca
     world = World(softcap=softcap, budget=16, window=5, kernel=kernel)
     world.step(40, 30, 13)
     world.step(3, 0, 0)  # a later chunk of the first prompt, shorter than the window
-    scores = [[slow(*world.kept[slot][layer][:2], 5, kernel, softcap) for layer in range(2)] for slot in range(2)]
+    scores = [[slow(*world.kept[slot][layer][:2], 5, kernel, softcap) for layer in range(LAYERS)] for slot in range(2)]
     for _ in range(12):
         outs = world.step(1, 1, 1)
-        for layer, slot in itertools.product(range(2), range(3)):
+        for layer, slot in itertools.product(range(LAYERS), range(3)):
             found, length = world.picked(slot, layer), world.lengths[slot]
             for head, own in enumerate(found):
                 if slot < 2:
                     assert_the_best(own, scores[slot][layer][head], 16, 5, length)
                 else:
                     assert own == [*range(length)], "a prompt within the budget is kept, and grows beyond it"
-            wanted = world.attended(slot, layer, found)
+            wanted = world.attended(slot, layer)
             torch.testing.assert_close(outs[layer][slot].double(), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -246,7 +176,7 @@ def test_a_slot_that_another_sequence_takes_over_starts_anew(back: bool) -> None
 def test_queries_that_nobody_knows_leave_nothing_out() -> None:
     world = World(seqs=1, **SMALL)
     running = world.runtime.begin(Step.of((0,), (0,), (60,)))
-    for layer in range(2):
+    for layer in range(LAYERS):
         made = [torch.randn(60, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)]
         world.kept[0][layer] = made
         world.runtime.import_kv(running, layer, *made[1:], None, SCALE)
@@ -254,37 +184,6 @@ def test_queries_that_nobody_knows_leave_nothing_out() -> None:
     world.lengths = [60]
     world.step(1)
     assert world.picked(0, 0) == [[*range(61)]] * KV_HEADS
-
-
-def test_a_captured_step_is_the_same_step() -> None:
-    worlds = [World(seqs=4, fixed=True, **SMALL) for _ in range(2)]
-    for world in worlds:
-        world.step(100, 37)
-    for _ in range(30):
-        plain, captured = worlds[0].step(1, 1), worlds[1].step(1, 1, rows=4)
-        torch.testing.assert_close(plain, captured)
-
-
-class Stays(TorchDispatchMode):
-    """Fails where a number of a tensor goes to the host: a capture would fail too."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default, "a number went to the host"
-        return func(*args, **(kwargs or {}))
-
-
-def test_no_number_of_a_step_goes_to_the_host() -> None:
-    world = World(seqs=2, fixed=True, **SMALL)
-    world.step(100, 37)
-    step, group = Step.of((0, 1), (100, 37), (1, 1)), world.runtime.groups[0]
-    running = world.runtime.begin(step)
-    q = torch.randn(2, 1, HEADS, DIM)
-    with Stays():
-        found = group.select.pick(
-            AttentionCall(0, world.runtime.layers[0], q, SCALE, step, group.cache, group.index, running.tables[0])
-        )
-    assert found.gpu is not None
-    assert found.gpu.tokens.tolist() == [[17] * KV_HEADS] * 2
 
 
 def test_what_is_kept_stays_at_its_address_in_an_engine() -> None:
@@ -302,21 +201,6 @@ def test_the_report_counts_what_is_attended() -> None:
     world.step(1, 1)
     assert world.runtime.attended(Step.of((0, 1), (60, 14), (1, 1))) == (17 + 15, 0)
     assert all(len(head) == 17 for layer in range(2) for head in world.picked(0, layer))
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({"window": 0}, "window is 0"),
-        ({"budget": 32}, "budget is 32, but must be a whole number of at least 33"),
-        ({"kernel": 4}, "kernel is 4, but must be odd"),
-        ({"kernel": 0}, "kernel is 0"),
-        ({"block": 32}, "block is 32"),
-    ],
-)
-def test_bad_values_are_refused(params: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        compose(SNAPKV, **params)
 
 
 def test_rule_and_maintenance_come_together() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -161,9 +159,3 @@ def test_a_rotation_that_changes_with_the_length_is_refused() -> None:
         World(Rope(()))
     assert "positions=text" in error.value.hint
     World(Rope(()), positions="text")
-
-
-def test_bad_values_are_refused() -> None:
-    given: dict[str, Any] = {"positions": "true"}
-    with pytest.raises(ConfigError, match="must be cache or text"):
-        compose(METHODS["streaming"], **given)

@@ -103,13 +103,7 @@ def fill(rows: list[tuple[Tensor, Tensor]], element: str, block: int) -> tuple[n
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dtype: torch.dtype,
-    *,
-    scale: float | None = None,
-    softcap: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, *, scale: float | None = None, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Plain attention in `dtype`: q `[.., q_heads, d]`, k and v `[n, kv_heads, d]` -> out, lse, weights."""
     group = q.shape[-2] // k.shape[1]
@@ -139,10 +133,5 @@ def assert_close(got: Tensor, plain: Tensor, exact: Tensor, floor: float) -> Non
 @pytest.fixture(scope="session")
 def kv() -> SimpleNamespace:
     return SimpleNamespace(
-        fill=fill,
-        stored=stored,
-        attention=attention,
-        assert_close=assert_close,
-        dtypes=DTYPES,
-        usable=USABLE,
+        fill=fill, stored=stored, attention=attention, assert_close=assert_close, dtypes=DTYPES, usable=USABLE
     )

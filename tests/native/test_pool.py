@@ -12,7 +12,6 @@ from tests.native.conftest import forced_isa, kernel_name
 
 from coattn import native
 from coattn.native.core import extension
-from coattn_lab.bench import core_limits
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +78,7 @@ def test_results_after_sleeping():
     call = small_call()
     first = call.run().out.clone()
     for _ in range(50):
-        assert len(core_limits.job_latency(20)) == 20
+        assert len(extension.job_latency(0, 20, 0.0)) == 20
         assert torch.equal(call.run().out, first)
 
 

@@ -34,10 +34,7 @@ def text(server: Running, **fields: Any) -> str:
         ({"temperature": 0.9, "seed": -3, "top_p": 0.4}, {"temperature": 0.9, "seed": (1 << 64) - 3, "top_p": 0.4}),
         ({"temperature": 2, "seed": 5, "min_p": 0.3}, {"temperature": 2, "seed": 5, "min_p": 0.3}),
         ({"temperature": 1, "seed": 1, "top_k": -1}, {"temperature": 1, "seed": 1}),
-        (
-            {"logit_bias": {str(END): 100}, "min_tokens": 5},
-            {"logit_bias": {END: 100}, "min_new_tokens": 5},
-        ),
+        ({"logit_bias": {str(END): 100}, "min_tokens": 5}, {"logit_bias": {END: 100}, "min_new_tokens": 5}),
     ],
     ids=str,
 )

@@ -89,6 +89,12 @@ class World:
             return {"window": self.params["recent"], "sinks": self.params["sinks"]}
         return {}
 
+    def take_back(self, slot: int, keep: int) -> None:
+        self.runtime.truncate(slot, self.lengths[slot], keep)
+        self.lengths[slot] = keep
+        for layer in self.seen:
+            layer[slot] = layer[slot][0][:keep], layer[slot][1][:keep]
+
     def run(self, turns: list[tuple[int, ...]]) -> None:
         """All outputs of all turns together: an error bound over few numbers would be a matter of luck."""
         outs, exacts, sames = zip(*(part for new in turns for part in self.step(new)), strict=True)
@@ -269,11 +275,7 @@ def test_tokens_can_be_taken_back(method: str, params: dict[str, Any], window_bl
     world = World(method, torch.device("cpu"), params, look_back=None, dtype=dtype, coded=packed)
     world.run(TURNS[:20])
     for slot, keep in ((0, 41), (2, 16)):
-        world.runtime.truncate(slot, world.lengths[slot], keep)
-        world.lengths[slot] = keep
-        for layer in range(3):
-            keys, values = world.seen[layer][slot]
-            world.seen[layer][slot] = keys[:keep], values[:keep]
+        world.take_back(slot, keep)
     world.run([(1, 1, 1)] * 12 + [(3, 40, 2), (1, 1, 1)])
     cache = world.runtime.groups[0].cache
     table = cache.gpu.table if cache.host is None else cache.host.table  # type: ignore[attr-defined]
@@ -300,11 +302,7 @@ def test_blocks_that_come_back_to_hgcas_window_weigh_what_they_did() -> None:
 def test_a_window_forgets_what_is_taken_back() -> None:
     world = World("streaming", torch.device("cpu"), {"sinks": 4, "recent": 30}, look_back=None)
     world.run([(20, 3, 25)])
-    world.runtime.truncate(2, 25, 10)
-    world.lengths[2] = 10
-    for layer in range(3):
-        keys, values = world.seen[layer][2]
-        world.seen[layer][2] = keys[:10], values[:10]
+    world.take_back(2, 10)
     world.run([(1, 1, 1)] * 3 + [(1, 1, 2)])
 
 

@@ -33,13 +33,3 @@ def gather_gbps(blocks: Blocks, table: Tensor, threads: int = 0, repeats: int = 
     lists, _, length = table.shape
     place = (where.base, where.block_stride, where.head_stride, where.num_blocks, blocks.layout.bytes, blocks.kv_heads)
     return float(extension.gather_gbps(threads, *place, table.data_ptr(), lists, length, repeats))
-
-
-def job_latency(n: int, us: float = 0.0, threads: int = 0) -> list[int]:
-    """Nanoseconds of n round trips of a job that keeps every worker busy for `us` microseconds, in order."""
-    return list(extension.job_latency(threads, n, us))
-
-
-def spin_gaps(seconds: float, least_us: float, threads: int = 0) -> list[int]:
-    """Nanoseconds of each time that a thread which only looks at the clock stood still for `least_us` or more."""
-    return list(extension.spin_gaps(threads, seconds, least_us))

@@ -8,13 +8,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
+from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.random_model import weight_bytes
@@ -44,8 +45,6 @@ class Case:
     params: dict[str, Any] = field(default_factory=dict)
     kept: tuple[float, ...] = ()
     """Shares of the entries in DRAM that heads attend to, under methods that choose; without, what they choose."""
-    handover: bool = False
-    """Hand over to the CPU although nothing lies in DRAM: what the hand-over itself costs."""
     drift: Drift | None = None
     """Methods that pick blocks by their digests: how what they pick changes; None: as random weights have it."""
     change: float = 0.0
@@ -202,7 +201,7 @@ class Bench:
             params["audit"] = False  # which would move the floors
             params.setdefault("now", 1.0)  # none come for later steps
         if case.kept and "cap" in compose(method).params:
-            shape = _layers(self.model)[0]
+            shape = describe_layers(self.model)[0]
             share = statistics.fmean(case.kept)
             params |= {"tau": 1.0, "cap": cap_for(share, case.context, shape.q_heads // shape.kv_heads)}
         return compose(method, **params)
@@ -255,7 +254,6 @@ class Bench:
         from coattn.engine.runner.capture import GraphRunner
 
         runner = GraphRunner(session, runtime, case.batch, (case.batch,))
-        runner.always_host = case.handover
         undo.callback(runner.fusion.close)
         undo.callback(runner.drop_captures)
         return runner
@@ -263,7 +261,7 @@ class Bench:
     def _peer(self, case: Case, seconds: float) -> Row:
         step = peer_step(self.model, case.method, case.batch, case.context)
         taken = _time(step, self.steps, seconds)
-        token = sum(shape.token_bytes for shape in _layers(self.model))
+        token = sum(shape.token_bytes for shape in describe_layers(self.model))
         nbytes = case.batch * case.context * token
         offload = case.method == "transformers-offload"
         gpu, host = (0, nbytes) if offload else (nbytes, 0)
@@ -272,13 +270,7 @@ class Bench:
         return Row(**row, **waiting([]), first_step_s=None)
 
     def _finish(
-        self,
-        case: Case,
-        taken: list[float],
-        gpu: int,
-        host: int,
-        ledger: Ledger | None,
-        dram_gbps: float | None = None,
+        self, case: Case, taken: list[float], gpu: int, host: int, ledger: Ledger | None, dram_gbps: float | None = None
     ) -> dict[str, Any]:
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
@@ -291,7 +283,6 @@ class Bench:
             "context": case.context,
             "params": {
                 **case.params,
-                **({"handover": True} if case.handover else {}),
                 **({"kept": list(case.kept)} if case.kept else {}),
                 **({"schedule": case.schedule} if case.schedule else {}),
                 **({"fetched": case.fetched} if case.fetched is not None else {}),
@@ -398,12 +389,6 @@ def layer_us(timings: Sequence[Timing]) -> dict[str, float] | None:
     return {name: statistics.fmean(values) / 1e3 for name, values in parts.items()}
 
 
-def _layers(model: Any) -> Any:
-    from coattn.hf.architectures import describe_layers
-
-    return describe_layers(model)
-
-
 def _time(
     step: Callable[[], object], most: int, seconds: float, look: Callable[[], None] = lambda: None
 ) -> list[float]:
@@ -420,11 +405,6 @@ def _time(
         if len(taken) > warm:
             look()
     return taken[warm:] if len(taken) > warm else taken
-
-
-def as_dict(row: Row) -> dict[str, Any]:
-    """A row as JSON has it."""
-    return asdict(row)
 
 
 def with_schedule(method: Method, schedule: str) -> Method:

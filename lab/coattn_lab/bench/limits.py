@@ -19,19 +19,16 @@ PIECE = 4096
 NONE: dict[str, Any] = dict.fromkeys(
     ("dram_gbps", "dram_stream_gbps", "threads", "hbm_gbps", "pcie_gbps", "pcie_gather_gbps")
 )
-"""For runs whose rows have no floor."""
+"""What may be measured, before it is."""
 
 
 def measure(device: torch.device, host_bytes: int = HOST_BYTES) -> dict[str, Any]:
     """GB/s: HBM read; PCIe by one large copy, and by a kernel that gathers blocks; DRAM gathered, and front to back."""
     threads = native.default_threads()
-    found: dict[str, Any] = {
+    found = NONE | {
         "dram_gbps": core_limits.random_gather_gbps(threads, 16384, host_bytes),
         "dram_stream_gbps": core_limits.stream_read_gbps(threads, host_bytes),
         "threads": threads,
-        "hbm_gbps": None,
-        "pcie_gbps": None,
-        "pcie_gather_gbps": None,
     }
     if device.type == "cuda":
         found |= _gpu(device)

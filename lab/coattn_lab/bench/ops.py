@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from coattn.kernels.quantise.blocks import pack_blocks
 from coattn.kernels.quantise.values import pack_values, row_bytes
 from coattn.native import Values
 from coattn_lab.bench import core_limits
-from coattn_lab.bench.timing import Disturbance, in_turn, median_seconds, spread
+from coattn_lab.bench.timing import in_turn, median_seconds
 
 BLOCK = 32
 KV_HEADS = 8
@@ -26,9 +25,6 @@ TILE = 64
 """Blocks of random numbers that are written over and over to fill the memory."""
 LINE = 64
 """Bytes of a cache line."""
-BUSY_US = 100.0
-GAP_US = 20.0
-"""Shorter pauses of a thread are not counted as standing still."""
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -255,41 +251,6 @@ DTYPES: dict[str, tuple[str, ...]] = {"attend": (*TORCH, "int8"), "weighted_sum"
 def _blocks(rows: Tensor) -> Tensor:
     """`[tokens, kv_heads, d]` -> `[blocks, kv_heads, block, d]`."""
     return rows.view(-1, BLOCK, *rows.shape[1:]).transpose(1, 2).contiguous()
-
-
-def latency(threads: int, jobs: int) -> dict[str, Any]:
-    """Round trips of an empty job, and of jobs that keep every worker busy for 100 us; who took the CPUs meanwhile.
-
-    `spinning`: the same threads for as long, only looking at the clock.
-    """
-    native.set_threads(threads)
-    native.threads()  # starts the pool, so that its threads are counted from the start
-    try:
-        empty = spread(core_limits.job_latency(jobs, threads=threads))
-        before = Disturbance.now()
-        busy = spread(core_limits.job_latency(jobs, BUSY_US, threads))
-        disturbance = asdict(Disturbance.now().since(before))
-        return {
-            "threads": threads,
-            "empty": empty,
-            "busy_100us": busy,
-            "busy_disturbance": disturbance,
-            "spinning": still(threads, jobs * BUSY_US * 1e-6),
-        }
-    finally:
-        native.set_threads(0)
-
-
-def still(threads: int, seconds: float) -> dict[str, float]:
-    """How long threads that do nothing but look at the clock stood still: the floor under any job's longest time."""
-    before = Disturbance.now()
-    gaps = core_limits.spin_gaps(seconds, GAP_US, threads)
-    return {
-        "seconds": seconds,
-        "max_us": max(gaps, default=0) / 1e3,
-        "over_200us": sum(gap > 200_000 for gap in gaps),
-        "steal_ms": Disturbance.now().since(before).steal_ms,
-    }
 
 
 @cache

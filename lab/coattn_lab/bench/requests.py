@@ -43,8 +43,6 @@ class Setting:
     """Where picks by digests are driven: the share of blocks that is new in a step."""
     wrong: float = 0.05
     """Then: the share of scores that a prediction gets wrong."""
-    peer_s: float | None = None
-    """Seconds after which Transformers begins no other batch: its row then has the requests before that."""
 
 
 @dataclass(eq=False)
@@ -158,8 +156,6 @@ def run_peer(model: Any, items: list[Item], prompts: list[list[int]], setting: S
     tracks: list[Track] = []
     while len(tracks) < len(items):
         now = time.perf_counter() - begin
-        if tracks and setting.peer_s is not None and now > setting.peer_s:
-            break
         here = [i for i in range(len(tracks), len(items)) if items[i].arrival_s <= now]
         if not here:
             time.sleep(max(0.0, items[len(tracks)].arrival_s - now))

@@ -161,7 +161,7 @@ def methods(asked: Asked, fits: Fits) -> list[Case]:
 
 
 def batches(asked: Asked, fits: Fits) -> list[Case]:
-    """Figure 9: throughput by batch size."""
+    """Figures 3, 9 and 11: throughput by batch size, and how long the GPU waits."""
     rows = [make(asked, c, b) for c in asked.context for b in asked.batch for make in (hgca, infinigen, scout)]
     return [row for row in rows if fits.batch(row, row.batch) == row.batch]
 
@@ -169,11 +169,6 @@ def batches(asked: Asked, fits: Fits) -> list[Case]:
 def block_sizes(asked: Asked, fits: Fits) -> list[Case]:
     """Figure 10: throughput by block size; larger blocks have fewer digests, so more sequences fit."""
     return largest([scout(asked, c, block=b) for c in asked.context for b in asked.blocks], asked, fits)
-
-
-def breakdown(asked: Asked, fits: Fits) -> list[Case]:
-    """Figures 3 and 11: how long the GPU waits, at the same batch."""
-    return batches(asked, fits)
 
 
 def ablation(asked: Asked, fits: Fits) -> list[Case]:
@@ -192,12 +187,6 @@ def ablation(asked: Asked, fits: Fits) -> list[Case]:
     return [case for case in cases if case.batch]
 
 
-def lengths(asked: Asked, fits: Fits) -> list[Case]:
-    """Step time by input length at fixed batch and budget."""
-    rows = [scout(asked, c, b) for b in asked.batch for c in asked.context]
-    return [row for row in rows if fits.batch(row, row.batch) == row.batch]
-
-
 def largest(rows: list[Case], asked: Asked, fits: Fits) -> list[Case]:
     """Each row with the largest batch that fits; without those of which none does."""
     sized = [replace(row, batch=fits.batch(row, max(asked.batch))) for row in rows]
@@ -205,15 +194,14 @@ def largest(rows: list[Case], asked: Asked, fits: Fits) -> list[Case]:
 
 
 FIGURES: dict[str, Callable[[Asked, Fits], list[Case]]] = {
-    "3": breakdown,
+    "3": batches,
     "8": methods,
     "9": batches,
     "10": block_sizes,
-    "11": breakdown,
+    "11": batches,
     "12": ablation,
-    "lengths": lengths,
 }
-"""Figure of the paper -> its cases; `lengths` is ours."""
+"""Figure of the paper -> its cases."""
 
 
 def speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import (
     Count,
@@ -23,7 +22,7 @@ from coattn.cli.options import (
 from coattn.cli.output import err, keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
-from coattn_lab.cli.groups import bench
+from coattn_lab.cli.groups import bench, empty_table
 
 
 def seconds_option(default: float) -> Callable[[Any], Any]:
@@ -51,8 +50,6 @@ def seconds_option(default: float) -> Callable[[Any], Any]:
 )
 @click.option("--steps", default=64, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(10.0)
-@click.option("--handover", is_flag=True, help="Add rows that hand over to the CPU although nothing lies in DRAM.")
-@click.option("--resident", is_flag=True, help="Add rows of tiered methods whose window holds everything.")
 @click.option("--turns", default=1, show_default=True, type=Count(1), help="Measure every row so often, in turns.")
 @click.option("--peers", is_flag=True, help="Add Transformers with its full and its offloaded cache.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -116,11 +113,9 @@ def _divided(model: Any, devices: Any, shares: Any) -> Any:
 
 def collect(run: Any, cases: list[Any], seconds: float, title: str, path: Path | None, result: dict[str, Any]) -> None:
     """Adds the cases' rows to the result, says each, and keeps what there is."""
-    from coattn_lab.bench.decode import as_dict
-
     with progress(title, len(cases)) as bar:
         for row in run.run(cases, seconds):
-            result["rows"].append(as_dict(row))
+            result["rows"].append(asdict(row))
             keep(path, **result)
             err.print(f"{row.method} batch {row.batch} at {row.context:,}: {row.ms_per_step:.2f} ms", highlight=False)
             bar.advance(bar.task_ids[0])
@@ -148,13 +143,6 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
                 if options.get("change") is not None and "recall_interval" in known:
                     case = driven(case, options["change"], options["wrong"])
                 cases.append(case)
-                if "window_blocks" not in known:
-                    continue
-                everything = {**params, "window_blocks": context // 32 + 2}
-                if options["resident"]:
-                    cases.append(bench_decode.Case(name, batch, context, everything))
-                if options["handover"] and find_method(name).executor == "cpu":
-                    cases.append(bench_decode.Case(name, batch, context, everything, handover=True))
             if options["peers"]:
                 # the offloaded cache moves layers between a GPU and DRAM: without a GPU there is none
                 peers = bench_decode.PEERS if options["device"].type == "cuda" else bench_decode.PEERS[:1]
@@ -167,21 +155,9 @@ def plan(names: list[str], options: dict[str, Any], bench_decode: Any) -> list[A
 
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
-    table = Table(title=f"{result['rows'][0]['shapes']}, weights {format_bytes(result['weight_bytes'])}")
-    heads = (
-        "method",
-        "batch",
-        "context",
-        "ms/step",
-        "p99",
-        "tokens/s",
-        "floor ms",
-        "x floor",
-        "GPU waits",
-        "CPU share",
-    )
-    for name in (*heads, "DRAM GB/s", "GPU KV", "DRAM KV"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    title = f"{result['rows'][0]['shapes']}, weights {format_bytes(result['weight_bytes'])}"
+    heads = "batch | context | ms/step | p99 | tokens/s | floor ms | x floor | GPU waits | CPU share"
+    table = empty_table(title, "method", f"{heads} | DRAM GB/s | GPU KV | DRAM KV")
     for row in result["rows"]:
         floor, idle, rate = row["floor_ms"], row["gpu_idle"], row["host_gbps"]
         extra = " ".join(f"{k}={v}" for k, v in row["params"].items())

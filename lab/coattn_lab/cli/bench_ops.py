@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import Count, Number, is_given, json_option, numbers
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
-from coattn_lab.cli.groups import bench
+from coattn_lab.cli.groups import bench, empty_table
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 
@@ -30,11 +29,8 @@ DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 @click.option("--threads", callback=numbers, help="Numbers of threads; default: one per core.")
 @click.option("--mib", default=2048, show_default=True, type=Count(16), help="KV memory to read per call.")
 @click.option("--seconds", default=0.5, show_default=True, type=Number(0), help="Least time per row.")
-@click.option("--jobs", default=20000, show_default=True, type=Count(100), help="Jobs for the round trips.")
 @click.option("--no-torch", is_flag=True, help="Leave PyTorch out.")
-@click.option(
-    "--quick", is_flag=True, help="Two groups, one head size, 256 MiB, 2,000 jobs, unless other options say so."
-)
+@click.option("--quick", is_flag=True, help="Two groups, one head size, 256 MiB, unless other options say so.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def ops(target: str | None, as_json: bool, **options: Any) -> None:
@@ -46,7 +42,7 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn_lab.bench import ops as bench_ops
 
     if options["quick"]:
-        short = {"groups": [1, 4], "head_sizes": [128], "mib": 256, "jobs": 2000, "seconds": 0.2}
+        short = {"groups": [1, 4], "head_sizes": [128], "mib": 256, "seconds": 0.2}
         options |= {name: value for name, value in short.items() if not is_given(name)}
     cases = plan(options, native, bench_ops)
     threads = sorted({case.threads for case in cases})
@@ -60,7 +56,6 @@ def ops(target: str | None, as_json: bool, **options: Any) -> None:
     result = {
         "rows": rows,
         "limits": [{"threads": n, "stream_gbps": bench_ops.streaming_limit(n, nbytes)} for n in threads],
-        "latency": [bench_ops.latency(n, options["jobs"]) for n in threads],
         "mib": options["mib"],
         **provenance(),
     }
@@ -105,23 +100,9 @@ def plan(options: dict[str, Any], native: Any, bench_ops: Any) -> list[Any]:
 
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
-    table = Table(title=f"{result['hardware']['cpu']}, {result['mib']} MiB of KV per call")
-    for name in (
-        "kernel",
-        "isa",
-        "dtype",
-        "group",
-        "head",
-        "threads",
-        "GB/s",
-        "limit",
-        "of limit",
-        "in turn",
-        "torch",
-        "x torch",
-        "error",
-    ):
-        table.add_column(name, justify="left" if name in ("kernel", "isa", "dtype") else "right")
+    title = f"{result['hardware']['cpu']}, {result['mib']} MiB of KV per call"
+    heads = "group | head | threads | GB/s | limit | of limit | in turn | torch | x torch | error"
+    table = empty_table(title, "kernel | isa | dtype", heads)
     for row in result["rows"]:
         peer = row["torch_tokens_per_s"]
         table.add_row(
@@ -135,24 +116,3 @@ def show(result: dict[str, Any]) -> None:
     out.print(table)
     for limit in result["limits"]:
         out.print(f"{limit['threads']} threads: streaming read {limit['stream_gbps']:.1f} GB/s", highlight=False)
-    for found in result["latency"]:
-        for name, label in (("empty", "empty job"), ("busy_100us", "job of 100 us")):
-            spread = found[name]
-            out.print(
-                f"{found['threads']} threads: {label}, round trip median {spread['median_us']:.1f} us, "
-                f"p99 {spread['p99_us']:.1f}, max {spread['max_us']:.1f} over {spread['jobs']:,} jobs",
-                highlight=False,
-            )
-        taken = found["busy_disturbance"]
-        out.print(
-            f"{found['threads']} threads: during the jobs of 100 us the hypervisor took {taken['steal_ms']:.0f} ms and "
-            f"the scheduler switched {taken['involuntary_switches']:,} times",
-            highlight=False,
-        )
-        floor = found["spinning"]
-        out.print(
-            f"{found['threads']} threads: only looking at the clock for {floor['seconds']:.1f} s, one stood still for "
-            f"{floor['max_us']:.1f} us, {floor['over_200us']:,} times over 200 us; the hypervisor took "
-            f"{floor['steal_ms']:.0f} ms",
-            highlight=False,
-        )

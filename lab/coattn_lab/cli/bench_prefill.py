@@ -6,13 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import Count, json_option
 from coattn.cli.output import out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_bytes
-from coattn_lab.cli.groups import bench
+from coattn_lab.cli.groups import bench, empty_table
 
 
 @bench.command()
@@ -27,7 +26,6 @@ from coattn_lab.cli.groups import bench
 @click.option("--chunk", default="4096", show_default=True, help="Tokens per step, or `whole`; several with commas.")
 @click.option("--gpu-kv", default="2GiB", show_default=True, metavar="SIZE", help="The cap on GPU KV memory, or none.")
 @click.option("--floor", is_flag=True, help="Also the least time, by rates of products and attention measured here.")
-@click.option("--rounding", is_flag=True, help="Add `full` in chunks half as long: how far rounding alone carries.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
@@ -49,8 +47,6 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
     cases = [bench_prefill.Case(bench_prefill.PEER, None, tokens)] if bench_prefill.PEER in names else []
     for chunk in chunks:
         cases.append(bench_prefill.Case("full", None, chunk))
-        if options["rounding"]:
-            cases.append(bench_prefill.Case("full", None, max(1, chunk // 2)))
         for name in names:
             if name not in (bench_prefill.PEER, "full"):
                 cases.append(bench_prefill.Case(find_method(name).name, cap, chunk))
@@ -68,21 +64,9 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(result)
         return
-    table = Table(title=f"{options['shapes']}, a prompt of {options['tokens']:,} tokens")
-    for name in (
-        "method",
-        "chunk",
-        "cap",
-        "seconds",
-        "tokens/s",
-        "x first",
-        "x floor",
-        "KL",
-        "same top",
-        "GPU KV",
-        "DRAM KV",
-    ):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    title = f"{options['shapes']}, a prompt of {options['tokens']:,} tokens"
+    heads = "chunk | cap | seconds | tokens/s | x first | x floor | KL | same top | GPU KV | DRAM KV"
+    table = empty_table(title, "method", heads)
     for row in rows:
         if row["refused"]:
             table.add_row(row["method"], f"{row['chunk']:,}", "", row["refused"])

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import Count, Number, is_given, json_option, parse_settings
 from coattn.cli.output import keep, out, print_json, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.units import format_bytes, parse_bytes
-from coattn_lab.cli.groups import bench
+from coattn_lab.cli.groups import bench, empty_table
 
 
 @bench.command()
@@ -119,10 +118,9 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
 
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
-    table = Table(title=f"{result['model']}, {len(result['stream'])} requests, {'; '.join(result['simulated'])}")
-    for name in ("method", "seconds", "x floor", "tokens/s", "first token, s", "p99", "between, ms", "p99",
-                 "queue, s", "preempted", "failed", "GPU KV", "DRAM KV"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "method" else "right")
+    title = f"{result['model']}, {len(result['stream'])} requests, {'; '.join(result['simulated'])}"
+    heads = "seconds | x floor | tokens/s | first token, s | p99 | between, ms | p99 | queue, s | preempted | failed"
+    table = empty_table(title, "method", f"{heads} | GPU KV | DRAM KV")
     for row in result["rows"]:
         if "refused" in row:
             table.add_row(row["method"], row["refused"])

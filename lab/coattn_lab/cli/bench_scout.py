@@ -15,12 +15,9 @@ from coattn.units import parse_bytes
 from coattn_lab.cli.bench_decode import collect, seconds_option, show
 from coattn_lab.cli.groups import bench
 
-ON_A_MODEL = ("6", "table1")
-"""Figures that need real weights and a text."""
-
 
 @bench.command()
-@click.option("--figure", default="8", show_default=True, help="Of the paper: 2, 3, 6, 8 to 12, table1; or lengths.")
+@click.option("--figure", default="8", show_default=True, help="Of the paper: 2, 3, 6, 8 to 12.")
 @click.option("--shapes", default="qwen3-14b", show_default=True, help="Model shapes by name; the weights are random.")
 @click.option("--context", default="8192,65536", show_default=True, callback=numbers, help="Context lengths.")
 @click.option("--batch", default="64", show_default=True, callback=numbers, help="Batch sizes, or the largest to try.")
@@ -33,9 +30,9 @@ ON_A_MODEL = ("6", "table1")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of scout.")
 @click.option("--steps", default=48, show_default=True, type=Count(4), help="Most steps per row.")
 @seconds_option(4.0)
-@click.option("--model", default="smollm2", show_default=True, help="Figure 6, table 1: a model with real weights.")
+@click.option("--model", default="smollm2", show_default=True, help="Figure 6: a model with real weights.")
 @click.option("--dtype", default="auto", show_default=True, help="Of that model.")
-@click.option("--text", "text_file", metavar="FILE", help="Figure 6, table 1: a text; default: Python's help topics.")
+@click.option("--text", "text_file", metavar="FILE", help="Figure 6: a text; default: Python's help topics.")
 @click.option("--prefill", default=4096, show_default=True, type=Count(1), help="Tokens of it that are read.")
 @click.option("--decode", default=128, show_default=True, type=Count(1), help="Decode steps that follow.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -55,8 +52,6 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     9       throughput by batch size, beside hgca and infinigen
     10      throughput by block size
     12      without pre-computation, without recall, without both
-    table1  cosine of predicted and real queries, layer by layer; of a real model
-    lengths step time by context at a fixed batch
     """
     from coattn.hf.load import choose_device
     from coattn.method.row import compose
@@ -64,13 +59,13 @@ def scout(target: str | None, as_json: bool, **options: Any) -> None:
     from coattn_lab.bench import scout as bench_scout
 
     path, figure = writable(target), options["figure"]
-    known = ("2", *ON_A_MODEL, *bench_scout.FIGURES)
+    known = ("2", "6", *bench_scout.FIGURES)
     if figure not in known:
         raise ConfigError(f"The paper's figure {figure} is no benchmark here.", f"There are: {', '.join(known)}.")
     options["given"] = parse_settings(options["settings"])
     compose(find_method("scout"), **{"budget": options["budget"], **options["given"]})  # refuses before the work
-    if figure in ON_A_MODEL:
-        result = on_a_model(figure, options)
+    if figure == "6":
+        result = on_a_model(options)
     elif figure == "2":
         result = pieces(choose_device(options["device"]))
     else:
@@ -151,24 +146,19 @@ def pieces(device: Any) -> dict[str, Any]:
     return {"found": {str(n): read_gbps(memory, n // 4, programs, gather=True) for n in sizes}, **provenance()}
 
 
-def on_a_model(figure: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Figures of a model's attention on a text."""
+def on_a_model(options: dict[str, Any]) -> dict[str, Any]:
+    """Figure 6: what the CPU has of a real model's budget on a text."""
     from coattn.cli.evaluate import prepare
     from coattn.provenance import provenance
-    from coattn_lab.evaluate.attention import analyse
     from coattn_lab.evaluate.cpu_share import cpu_shares
 
     subject = prepare({**options, "length": None, "start": 0, "stride": None})
     model, ids, windows = subject.loaded.model, subject.ids, subject.windows
-    found: dict[str, Any]
-    if figure == "table1":
-        found = analyse(model, ids, windows, budget=options["budget"], block=32)["query_ahead"]
-    else:
-        params = {**options["given"], "budget": options["budget"]}
-        found = {
-            name: cpu_shares(model, ids, windows, **{**params, **more})
-            for name, more in (("recall", {}), ("without", {"recall_interval": 0}))
-        }
+    params = {**options["given"], "budget": options["budget"]}
+    found = {
+        name: cpu_shares(model, ids, windows, **{**params, **more})
+        for name, more in (("recall", {}), ("without", {"recall_interval": 0}))
+    }
     return {"found": found, **subject.config(), **provenance()}
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.evaluate import Subject, prepare, text_options
 from coattn.cli.options import Number, parse_settings
 from coattn.cli.output import err, out, print_json, progress, writable
 from coattn.errors import ConfigError
-from coattn_lab.cli.groups import evaluate
+from coattn_lab.cli.groups import empty_table, evaluate
 
 QUALITIES = (0.9, 0.95, 0.98, 0.99, 0.999)
 
@@ -73,21 +72,8 @@ def run(subject: Subject, results: Any, wanted: dict[str, Any]) -> None:
 
 def show(result: dict[str, Any], subject: Subject) -> None:
     """The table for people."""
-    table = Table(title=subject.where())
-    names = (
-        "quality",
-        "allowed",
-        "true error",
-        "audited, 95%",
-        "held",
-        "missed mass",
-        "held",
-        "foretold",
-        "entries",
-        "ms",
-    )
-    for name in names:
-        table.add_column(name, justify="right")
+    heads = "allowed | true error | audited, 95% | held | missed mass | held | foretold | entries | ms"
+    table = empty_table(subject.where(), "quality", heads)
     for row in result["rows"]:
         found = row["error_95"]
         table.add_row(

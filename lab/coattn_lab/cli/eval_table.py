@@ -13,7 +13,7 @@ from coattn.cli.output import err, print_json, progress, writable
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import read_text
 from coattn.units import parse_bytes
-from coattn_lab.cli.groups import evaluate
+from coattn_lab.cli.groups import evaluate, raise_failed
 
 if TYPE_CHECKING:
     from coattn_lab.evaluate.tasks.run import Progress
@@ -36,9 +36,7 @@ RUNS = ("rows", "budget", "prompts")
     help="Prompts of `coattn-lab eval tasks make`, one file after the other; default: needles, made now.",
 )
 @click.option(
-    "--length",
-    callback=numbers,
-    help=f"Tokens of prompts, with commas.  [default: {LENGTH}, or all of --prompts]",
+    "--length", callback=numbers, help=f"Tokens of prompts, with commas.  [default: {LENGTH}, or all of --prompts]"
 )
 @click.option(
     "--limit",
@@ -107,14 +105,7 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
         print_json(result)
     elif path is None or runs:
         click.echo(page(found, rows), nl=False)
-    _raise(failed)
-
-
-def _raise(failed: dict[str, CoattnError]) -> None:
-    for name, error in failed.items():
-        err.print(f"row {name} failed: {error}", soft_wrap=True, highlight=False)
-    if failed:
-        raise next(iter(failed.values()))
+    raise_failed(failed)
 
 
 def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:

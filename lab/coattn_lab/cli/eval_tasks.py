@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.evaluate import load_to_compare
 from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
 from coattn.cli.output import err, model_progress, out, print_json, progress
 from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
-from coattn_lab.cli.groups import evaluate
+from coattn_lab.cli.groups import empty_table, evaluate, raise_failed
 
 SOURCES = ("ruler", "qasper", "needle", "longbench")
 
@@ -177,19 +176,14 @@ def run(**options: Any) -> None:
         print_json({"results": done, "failed": {name: str(error) for name, error in failed.items()}})
     elif done:
         show(done)
-    for name, error in failed.items():
-        err.print(f"row {name} failed: {error}", soft_wrap=True, highlight=False)
-    if failed:
-        raise next(iter(failed.values()))
+    raise_failed(failed)
 
 
 def show(results: list[dict[str, Any]]) -> None:
     """Scores for people: rows down; benchmark, mode and length across."""
     columns = list(dict.fromkeys((s["benchmark"], s["mode"], s["length"]) for each in results for s in each["scores"]))
-    table = Table(title=f"{results[0]['model']} ({results[0]['dtype']}), scores in percent")
-    table.add_column("row")
-    for benchmark, mode, length in columns:
-        table.add_column(f"{benchmark}\n{mode} {length:,}", justify="right")
+    heads = " | ".join(f"{benchmark}\n{mode} {length:,}" for benchmark, mode, length in columns)
+    table = empty_table(f"{results[0]['model']} ({results[0]['dtype']}), scores in percent", "row", heads)
     for each in results:
         by = {(s["benchmark"], s["mode"], s["length"]): s["score"] for s in each["scores"]}
         table.add_row(each["named"], *(f"{by[key]:.1f}" if key in by else "" for key in columns))

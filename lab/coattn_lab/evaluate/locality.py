@@ -96,10 +96,7 @@ class Drift:
     _found: dict[str, dict[int, list[Tensor]]] = field(default_factory=lambda: {"mass": {}, "bound": {}})
 
     def see(self, layer: int, q: Tensor, keys: Tensor, weights: Tensor) -> None:
-        scores = {
-            "mass": block_mass(weights, keys.shape[2], self.block),
-            "bound": block_bound(q, keys, self.block),
-        }
+        scores = {"mass": block_mass(weights, keys.shape[2], self.block), "bound": block_bound(q, keys, self.block)}
         for name, now in scores.items():
             before = self._last.get((name, layer))
             # a new window starts with fewer blocks or other sequences: nothing to compare with

@@ -119,12 +119,7 @@ class Results:
 def describe(composed: Composed) -> dict[str, Any]:
     """The method of a result: its row, its parts, every parameter with its value."""
     row = composed.method
-    return {
-        "method": row.name,
-        "exact": composed.exact,
-        "params": dict(composed.params),
-        "row": dict(row.parts()),
-    }
+    return {"method": row.name, "exact": composed.exact, "params": dict(composed.params), "row": dict(row.parts())}
 
 
 def is_clean(commit: object) -> bool:

@@ -10,12 +10,6 @@ from coattn_lab.bench import core_limits
 def test_limits_are_measured():
     assert core_limits.stream_read_gbps(1, 1 << 22, 2) > 0.1
     assert core_limits.random_gather_gbps(1, 16384, 1 << 22, 2) > 0.1
-    assert min(core_limits.job_latency(20, 50, threads=2)) >= 50_000
-    assert len(core_limits.job_latency(100, threads=2)) == 100
-    every = core_limits.spin_gaps(0.02, 0.0, threads=2)
-    assert sum(every) >= 0.02e9
-    assert all(gap >= 0 for gap in every)
-    assert core_limits.spin_gaps(0.02, 1e9, threads=2) == []
     with pytest.raises(native.NativeError, match="cannot be gathered"):
         core_limits.random_gather_gbps(1, 100, 1 << 20, 1)
 

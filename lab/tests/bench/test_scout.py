@@ -88,4 +88,4 @@ def test_a_figure_that_is_no_benchmark_is_refused() -> None:
     done = coattn_lab("bench", "scout", "--figure", "7")
     assert done.returncode == 2
     assert "figure 7" in done.stderr
-    assert "table1" in done.stderr
+    assert "There are: 2, 6, 3, 8" in done.stderr

@@ -17,19 +17,18 @@ TEXT = "--text text.txt --length 120 --prefill 90 --decode 4"
 STEPS = "--steps 4 --seconds 0 --device cpu --shapes tiny"
 REQUESTS = "bench requests --shapes tiny --count 2 --prompts fixed:70 --new fixed:3 --device cpu --max-batch 2"
 ALONE = [
-    f"bench decode --methods full,cpu --context 200 --turns 2 --peers --resident --handover {STEPS}",
+    f"bench decode --methods full,cpu --context 200 --turns 2 --peers {STEPS}",
     f"bench decode --methods auto,scout,hgca --context 200 --change 0.1 --fetched 3 --kept 0.1 {STEPS}",
     "bench decode --methods full --context 200 --steps 4 --seconds 0 --shapes tiny --devices cpu,cpu",
     "bench prefill --methods transformers,offload --tokens 90 --chunk 40,whole --floor --device cpu --shapes tiny",
     f"{REQUESTS} --methods full,transformers --no-floor",
     f"{REQUESTS} --methods scout --change 0.1 --set budget=64",
-    "bench ops --quick --mib 16 --seconds 0 --jobs 100 --dtypes bf16",
+    "bench ops --quick --mib 16 --seconds 0 --dtypes bf16",
     *(f"bench hgca --figure {n} --batch 2 --context 200 --window 64 {STEPS}" for n in (6, 10, 11, 12, 13, 15)),
     *(f"bench scout --figure {n} --budget 256 --batch 2 --context 200 {STEPS}" for n in (3, 8, 9, 10, 11, 12)),
 ]
 ON_A_MODEL = [
     "bench scout --figure 6 --text text.txt --prefill 90 --decode 4 --budget 128",
-    "bench scout --figure table1 --text text.txt --prefill 90 --decode 4 --budget 128",
     f"eval sweep {TEXT} full scout hcattention-paper,tau=0.9|1,groups=8,centroids=16",
     f"eval sweep {TEXT} --budget 25% --out sweep.json full scout auto hgca",
     f"eval attention {TEXT} --budget 64",

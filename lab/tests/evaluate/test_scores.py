@@ -71,11 +71,7 @@ def test_rouge_l_of_nothing_is_zero(said: str, meant: str) -> None:
 
 
 def test_a_longest_common_subsequence() -> None:
-    assert common([*"abcbdab"], [*"bdcaba"]) in (
-        ["b", "c", "b", "a"],
-        ["b", "d", "a", "b"],
-        ["b", "c", "a", "b"],
-    )
+    assert common([*"abcbdab"], [*"bdcaba"]) in (["b", "c", "b", "a"], ["b", "d", "a", "b"], ["b", "c", "a", "b"])
 
 
 def test_classification_shares_the_point_among_the_classes_named() -> None:

@@ -47,6 +47,7 @@ CASES = [
     ("hgca", {"block": 8, "window_blocks": 2, "beta": 0.5}),
     ("scout", {"block": 8, "budget": 32, "window_blocks": 1, "recall_interval": 3, "ahead_from": 1}),
     ("scout", {"block": 8, "budget": 32, "recall_interval": 2, "pool_blocks": 9, "dense_layers": 1, "ahead_from": 2}),
+    ("infinigen", {"block": 8, "budget": 12, "alpha": 1.5, "dense_layers": 1, "ahead_from": 1, "partial": 0.4}),
     ("hcattention", {"block": 8, "window_blocks": 2, "groups": 4, "centroids": 32, "tau": 0.8, "sink_blocks": 1}),
 ]
 

@@ -143,10 +143,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "hcattention, keys": ("hcattention", {"block": 8, "window_blocks": 1, "groups": 0, "tau": 1.0}),
     "hcattention": ("hcattention", CODED),
     "hcattention, sinks": ("hcattention", {**CODED, "sink_blocks": 2}),
-    "hcattention, packed": (
-        "hcattention",
-        {**CODED, "block": 16, "tau": 0.9, "host_dtype": "int8", "code_bits": 13},
-    ),
+    "hcattention, packed": ("hcattention", {**CODED, "block": 16, "tau": 0.9, "host_dtype": "int8", "code_bits": 13}),
     "hcattention, apart": (
         "hcattention",
         {"block": 8, "window_blocks": 1, "groups": 2, "cap": 9, "host_dtype": "int4", "centroids": 16},

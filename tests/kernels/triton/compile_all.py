@@ -35,7 +35,7 @@ from coattn.kernels.triton import (
     sketch,
     token_pool,
 )
-from coattn_lab.bench import drive_kernel, look_up_kernel, read_kernel
+from coattn_lab.bench import drive_kernel, read_kernel
 
 KINDS = {
     "*i32": "table tokens ids places flush seq order post step reply failed verdict to source place count host_tokens "
@@ -81,16 +81,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for packed in (False, True)
     ),
     *(
-        (
-            kernel,
-            {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128},
-        )
+        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128})
         for packed in (False, True)
         for kernel, constants in (
-            (
-                token_pool._bring,
-                {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed},
-            ),
+            (token_pool._bring, {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed}),
             (
                 attend_scored._fetch,
                 {"GROUP": 5, "GROUP_PAD": 16, "LOOK": 256, "ROWS": 16, "SPLITS_PAD": 8, "FRESH": 1024}
@@ -99,10 +93,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
-    (
-        merge._merge,
-        {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"FOLLOW": True},
-    ),
+    (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"FOLLOW": True}),
     *(
         (
             attend_prompt._attend_prompt,
@@ -122,10 +113,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for bn, bk in sorted({linear.tile_of(1, *shape)[:2] for shape in PRODUCTS})
     ),
     *(
-        (
-            linear._few,
-            {"BIAS": False, "RESIDUAL": True, "M": linear.MOST_TOKENS, "BN": bn, "BK": bk, "FOLLOW": False},
-        )
+        (linear._few, {"BIAS": False, "RESIDUAL": True, "M": linear.MOST_TOKENS, "BN": bn, "BK": bk, "FOLLOW": False})
         for bn, bk in sorted({linear.tile_of(16, *shape)[:2] for shape in PRODUCTS})
     ),
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
@@ -144,19 +132,13 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"GROUP": 5, "BLOCK": 32, "N_PAD": 2048, "CHUNKS_PAD": 32, "K_PAD": 64, "P_PAD": 64, "R_PAD": 2},
     ),
     (drive_kernel._drive, {"GROUP": 5, "CHUNKS_PAD": 32, "TILE": 256}),
-    (
-        renew._renew,
-        {"RECALL": True, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64},
-    ),
+    (renew._renew, {"RECALL": True, "BLOCK": 32, "D": 128, "D_PAD": 128, "K_PAD": 64, "P_PAD": 64}),
     (renew._bring, {"PACKED": False, **COPIED}),
     (renew._bring, {"PACKED": True, **COPIED}),
     (read_keys._read_keys, {"SIZE": 4096, "STEP": 2048}),
     (read_keys._listed_rows, {"BLOCK": 32, "ROWS": 32, "D": 128, "D_PAD": 128}),
     (nearest._nearest, {"WIDTH": 4, "ROWS": 32, "TILE": 128}),
-    (
-        nearest._nearest_in_cells,
-        {"WIDTH": 2, "ALONG": 256, "HALVINGS": 8, "CELLS": 65536, "ROWS": 32, "TILE": 16},
-    ),
+    (nearest._nearest_in_cells, {"WIDTH": 2, "ALONG": 256, "HALVINGS": 8, "CELLS": 65536, "ROWS": 32, "TILE": 16}),
     (nearest._nearest_flushed, {"WIDTH": 2, "D": 128, "ROWS": 32, "TILE": 128}),
     (nearest._store_codes, {"BITS": 13, "ROWS": 32, "WIDTH_PAD": 64}),
     (nearest._store_codes, {"BITS": 16, "ROWS": 32, "WIDTH_PAD": 64}),
@@ -179,7 +161,6 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
-    (look_up_kernel._look_up, {"SIZE": look_up_kernel.SIZE}),
 ]
 
 TYPES: dict[Any, dict[str, str]] = {
@@ -187,7 +168,6 @@ TYPES: dict[Any, dict[str, str]] = {
     token_pool._renew: {"place_ptr": "*i16"},
     note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32") | {"choice_ptr": "*i32"},
     attend_scored._list: {},
-    look_up_kernel._look_up: {},
     sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},

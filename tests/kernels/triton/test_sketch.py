@@ -148,12 +148,7 @@ def look_up(
     [(64, 3, None, False, False), (96, 1, 5.0, False, True), (64, 3, None, True, True), (96, 1, 5.0, True, False)],
 )
 def test_scores_and_what_is_attended(
-    planes: int,
-    group: int,
-    cap: float | None,
-    packed: bool,
-    small: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    planes: int, group: int, cap: float | None, packed: bool, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """small: pools in 8 bits, of which a third is cold."""
     monkeypatch.setattr(attending.pools, "look_up", look_up)

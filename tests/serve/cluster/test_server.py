@@ -178,24 +178,14 @@ def test_a_broken_replica_is_replaced_within_a_request(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"modell": "x"},
-        {"max_batch": 0},
-        {"max_batch": "many"},
-        {"replicas": 0},
-        {"replicas": [1]},
-        {"fronts": 0},
-    ],
+    [{"modell": "x"}, {"max_batch": 0}, {"max_batch": "many"}, {"replicas": 0}, {"replicas": [1]}, {"fronts": 0}],
 )
 def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(given))}"):
         Options.read(given)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"method": "nothing"}, {"set": {"nothing": 3}}, {"gpu_kv": "much"}],
-)
+@pytest.mark.parametrize("given", [{"method": "nothing"}, {"set": {"nothing": 3}}, {"gpu_kv": "much"}])
 def test_options_are_checked_before_anything_is_deployed(given: dict[str, Any]) -> None:
     with pytest.raises(CoattnError):
         Options.read(given)

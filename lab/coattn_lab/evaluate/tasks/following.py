@@ -73,11 +73,7 @@ def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
 
 
 def _all(
-    runner: Runner,
-    held: Sequence[Held],
-    batch: int,
-    answers: Sequence[Sequence[int]] | None,
-    steps: int,
+    runner: Runner, held: Sequence[Held], batch: int, answers: Sequence[Sequence[int]] | None, steps: int
 ) -> Iterator[list[Tensor]]:
     """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time."""
     for start in range(0, len(held), batch):

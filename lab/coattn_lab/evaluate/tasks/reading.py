@@ -85,11 +85,7 @@ def hold_bytes(model: Any) -> int:
     return int(HOLD_GPU * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else HOLD_HOST
 
 
-def read_all(
-    asks: Sequence[Ask],
-    loaded: Loaded,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[Held]:
+def read_all(asks: Sequence[Ask], loaded: Loaded, progress: Callable[[int], None] | None = None) -> Iterator[Held]:
     """Reads prompts one after the other; their KV stays where the model is. progress: tokens read."""
     device = loaded.model.get_input_embeddings().weight.device
     for ask in asks:

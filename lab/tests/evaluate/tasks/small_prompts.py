@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from tests.engine.small import small, tokenizer
+
+from coattn.hf.load import Loaded
 from coattn_lab.evaluate.tasks.prompts import Prompt, PromptFile
+
+
+def loaded() -> Loaded:
+    """The small random model."""
+    return Loaded(small(), tokenizer(), "small", None)
 
 
 def made(count: int = 4, length: int = 200, task: str = "vt", seed: int = 0) -> list[Prompt]:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from lab.tests.evaluate.tasks.small_prompts import file_of, made
-from tests.engine.small import small, tokenizer
+from lab.tests.evaluate.tasks.small_prompts import file_of, loaded, made
 
 from coattn.cli.options import parse_settings
 from coattn.errors import ConfigError
-from coattn.hf.load import Loaded
 from coattn.text import Text
 from coattn.types import LayerShape
 from coattn_lab.evaluate.results import read_result
@@ -41,10 +39,6 @@ MEASURED = {
 def row(text: str) -> Row:
     (found,) = tasks.parse_rows([text], parse_settings)
     return found
-
-
-def loaded() -> Loaded:
-    return Loaded(small(), tokenizer(), "small", None)
 
 
 TEXT = Text("a text", "".join(f"{i * i % 97} and so on. " for i in range(400)))

@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.tests.evaluate.tasks.small_prompts import file_of, made
-from tests.engine.small import by_transformers, small, tokenizer
+from lab.tests.evaluate.tasks.small_prompts import file_of, loaded, made
+from tests.engine.small import by_transformers, tokenizer
 
 from coattn.cli.options import parse_settings
 from coattn.errors import ConfigError, InputError
-from coattn.hf.load import Loaded
 from coattn_lab.evaluate.tasks import reading
 from coattn_lab.evaluate.tasks import run as tasks
 from coattn_lab.evaluate.tasks.prompts import encode
 from coattn_lab.evaluate.tasks.reading import kv_bytes
-
-
-def loaded() -> Loaded:
-    return Loaded(small(), tokenizer(), "small", None)
 
 
 def rows(*texts: str) -> list[tasks.Row]:

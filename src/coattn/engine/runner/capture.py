@@ -49,8 +49,6 @@ class GraphRunner(Runner):
     def __init__(self, session: Session, runtime: Runtime, slots: int, sizes: tuple[int, ...] | None = None) -> None:
         super().__init__(session, runtime, slots)
         self.sizes = sizes or capture_sizes(slots)
-        self.always_host = False
-        """For benchmarks: hand over to the CPU also when nothing lies in DRAM."""
         self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
         self._last_replay: tuple[int, int, Step, bool] | None = None
         pipeline = session.pipeline
@@ -73,7 +71,7 @@ class GraphRunner(Runner):
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], history: Sequence[int]) -> Tensor:
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
-        host = self.runtime.reaches_host(step) or self.always_host
+        host = self.runtime.reaches_host(step)
         rows = bucket_for(self.sizes, len(slots))
         captured = self._captured.get((rows, host)) or self.capture(rows, host)
         running = self.runtime.begin(step)

@@ -137,6 +137,14 @@ def back() -> Found:
         return ask(session, session.tokens + BACK)
 
 
+def goes_back(session: Session, before: list[int], back: Found) -> None:
+    """It answers as if there had been one turn before."""
+    answer, cached, weights = ask(session, before + BACK)
+    assert (answer, cached) == back[:2]
+    for name, want in back[2].items():
+        assert torch.equal(weights[name], want), name
+
+
 @pytest.fixture(scope="module")
 def onward() -> Found:
     """That of one whose turn was the cancelled one and what came after it, at once."""
@@ -157,10 +165,7 @@ def test_a_session_that_goes_back_answers_as_if_the_turn_had_never_been(
         ask(session, FIRST)
         before = session.tokens
         turn_and_cancel(made, session, stage, monkeypatch)
-        answer, cached, weights = ask(session, before + BACK)
-        assert (answer, cached) == back[:2]
-        for name, want in back[2].items():
-            assert torch.equal(weights[name], want), name
+        goes_back(session, before, back)
         for table in made.store.tables:
             table.check_integrity()
         session.close()
@@ -197,10 +202,7 @@ def test_a_turn_that_fails_while_it_is_chosen_for_changes_nothing(back: Found, m
             patch.setattr(module, "weigh_host", refuses)
             assert session.ask(CANCELLED, greedy(24, ignore_eos=True)).finish_reason == "error"
         assert session.tokens == before
-        answer, cached, weights = ask(session, before + BACK)
-        assert (answer, cached) == back[:2]
-        for name, want in back[2].items():
-            assert torch.equal(weights[name], want), name
+        goes_back(session, before, back)
 
 
 def test_a_turn_that_loses_its_slot_goes_on_whatever_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

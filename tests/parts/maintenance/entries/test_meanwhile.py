@@ -26,9 +26,23 @@ from coattn.types import LayerShape, Step
 BLOCK, KV, GROUP, D, TOKENS = 8, 2, 3, 16, 150
 
 
+def opened(layers: int = 1, room: int | None = None, fixed: bool = True, **params: Any) -> tuple[Runtime, Entries]:
+    """room: in GPU memory. params: with beta 0 everything is kept."""
+    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
+    row = compose(METHODS["hgca"], **{"block": BLOCK, "window_blocks": 2, "beta": 0.0, **params})
+    runtime = Runtime([shape] * layers, row, Ledger(gpu=room), 2, 256, fixed=fixed)
+    return runtime, cast("Entries", runtime.groups[0].maintenance)
+
+
 def begin(maintenance: Entries) -> None:
     """As the next step of another sequence does."""
     maintenance.choosing.begin(maintenance._begin_choice, ())
+
+
+def choose(maintenance: Entries, slot: int) -> None:
+    """To its end."""
+    begin(maintenance)
+    assert maintenance.busy[slot].exception(60) is None
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -38,9 +52,7 @@ def begin(maintenance: Entries) -> None:
 def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room: int | None, beside: bool) -> None:
     """room: in GPU memory, where pages of the prompt stay. beside: the steps of others, or in the sequence's own."""
     beta, counts = 5.5 if peak else 1.0, []
-    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
-    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, peak=peak, beta=beta, host_dtype=form)
-    runtime = Runtime([shape] * 2, row, Ledger(gpu=room), 2, 256, fixed=True)
+    runtime, maintenance = opened(2, room, peak=peak, beta=beta, host_dtype=form)
     draws = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
     k = (k > 0).float() * (255 / 256) if form == "int8" else k  # numbers that 8 bits hold exactly
@@ -52,7 +64,6 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
         for layer in range(2):
             runtime.attend(running, layer, q[layer, start:end], k[layer, start:end], v[layer, start:end], 0.4)
         runtime.commit(running)
-        maintenance = cast("Entries", runtime.groups[0].maintenance)
         assert (1 in maintenance.busy) == (end == TOKENS), "due when the prompt is over, not before"
         assert not maintenance.choosing.choices, "and not begun: somebody waits for the first token"
     if beside:
@@ -80,24 +91,20 @@ def test_what_is_kept_is_what_the_last_queries_weigh(peak: bool, form: str, room
 @pytest.mark.parametrize("form", ["model", "int8"])
 def test_pieces_hold_what_one_call_puts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block by block in a thread, or at once in the step, by the pool."""
-    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
     draws, found = torch.Generator().manual_seed(4), []
     q, k, v = (torch.randn(2, TOKENS, heads, D, generator=draws) for heads in (KV * GROUP, KV, KV))
     for pieces in (True, False):
         with monkeypatch.context() as patch:
             if pieces:
                 patch.setattr(lists_module, "CHUNK_BYTES", 1)
-            row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=4.0, host_dtype=form)
-            runtime = Runtime([shape] * 2, row, Ledger(), 2, 256, fixed=pieces)
+            runtime, maintenance = opened(2, fixed=pieces, beta=4.0, host_dtype=form)
             running = runtime.begin(Step.of((0,), (0,), (TOKENS,)))
             for layer in range(2):
                 runtime.attend(running, layer, q[layer], k[layer], v[layer], 0.4)
             runtime.commit(running)
-            maintenance = cast("Entries", runtime.groups[0].maintenance)
             assert (0 in maintenance.busy) == pieces
             if pieces:
-                begin(maintenance)
-                assert maintenance.busy[0].exception(60) is None
+                choose(maintenance, 0)
             running = runtime.begin(Step.of((0,), (TOKENS,), (1,)))
         found.append(everything(maintenance))
         runtime.abort(running)
@@ -132,10 +139,7 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert go.wait(60)
         return added
 
-    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
-    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
-    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
-    maintenance, numbers = cast("Entries", runtime.groups[0].maintenance), torch.randn(TOKENS, KV * GROUP, D)
+    (runtime, maintenance), numbers = opened(), torch.randn(TOKENS, KV * GROUP, D)
     with monkeypatch.context() as patch:
         patch.setattr(lists_module, "CHUNK_BYTES", 1)
         patch.setattr(EntryLists, "fill", slowly)
@@ -149,8 +153,7 @@ def test_one_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert int(maintenance.lists.stored.sum()) == maintenance.lists.used_bytes() == 0
     assert choice.given_up
     read(runtime, numbers)
-    begin(maintenance)
-    assert maintenance.busy[0].exception(60) is None
+    choose(maintenance, 0)
     running = runtime.begin(Step.of((0,), (TOKENS,), (1,)))
     first = maintenance.gpu.first(TOKENS + 1) * BLOCK
     assert maintenance.lists.shown[0, 0].tolist() == [first] * KV
@@ -162,13 +165,9 @@ def test_blocks_that_are_replaced_meanwhile_are_not_read(monkeypatch: pytest.Mon
     """Others may overwrite them at once."""
     monkeypatch.setattr(lists_module, "CHUNK_BYTES", 1)
     monkeypatch.setattr(module, "REST", 20.0)
-    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
-    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
-    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
-    maintenance, numbers = cast("Entries", runtime.groups[0].maintenance), torch.randn(TOKENS, KV * GROUP, D)
+    (runtime, maintenance), numbers = opened(), torch.randn(TOKENS, KV * GROUP, D)
     read(runtime, numbers, slot=1)
-    begin(maintenance)
-    assert maintenance.busy[1].exception(60) is None
+    choose(maintenance, 1)
     read(runtime, numbers)
     begin(maintenance)
     while not int(maintenance.lists.stored[0, 0].sum()):
@@ -330,13 +329,9 @@ def test_beside_others_a_head_is_one_call_and_memory_one_more(monkeypatch: pytes
         plain(memory, *given)
 
     monkeypatch.setattr(Growing, "grow", grow)
-    shape = LayerShape(KV * GROUP, KV, D, torch.float32, torch.device("cpu"))
-    row = compose(METHODS["hgca"], block=BLOCK, window_blocks=2, beta=0.0)
-    runtime = Runtime([shape], row, Ledger(), 2, 256, fixed=True)
-    maintenance = cast("Entries", runtime.groups[0].maintenance)
+    runtime, maintenance = opened()
     read(runtime, torch.randn(TOKENS, KV * GROUP, D))
-    begin(maintenance)
-    assert maintenance.busy[0].exception(60) is None
+    choose(maintenance, 0)
     assert len(rests.fills) == KV
     assert 0 < len(grown) <= KV
     assert all(given[1:] == (True, False) for given in grown), "no page is touched before it is written"

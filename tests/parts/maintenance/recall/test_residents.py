@@ -7,13 +7,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.dense import dense
-from tests.parts.select.test_digest_top import BLOCK, SCALE, World
+from tests.parts.select.test_digest_top import BLOCK, World, tokens_of
 from tests.parts.select.test_digest_top import wanted as picked_of
 
-from coattn.errors import BudgetError, ConfigError
-from coattn.method.row import compose
-from coattn.method.table import METHODS
+from coattn.errors import BudgetError
 from coattn.parts.maintenance.recall.recall import Recall
 from coattn.types import Step
 
@@ -118,13 +115,8 @@ def test_attends_to_every_resident_and_to_what_the_rule_misses(recall_interval: 
         more, missed = more + beside, missed + there
         near, far = world.split(0)
         first = -(-world.lengths[0] // BLOCK) - 2
-        keys, values = world.seen[0]
-        for head in range(2):
-            blocks = [*near[head], *far[head], first, first + 1]
-            some = torch.cat([torch.arange(b * BLOCK, min((b + 1) * BLOCK, len(keys))) for b in blocks])
-            q = world.q[0, 3 * head : 3 * head + 3]
-            exact = dense(q[None], keys[some, head : head + 1], values[some, head : head + 1], SCALE)[0]
-            torch.testing.assert_close(world.out[0, 3 * head : 3 * head + 3].double(), exact, atol=1e-5, rtol=1e-5)
+        blocks = [[*here, *there, first, first + 1] for here, there in zip(near, far, strict=True)]
+        world.check_output([tokens_of(each, world.lengths[0]) for each in blocks])
     assert more
     assert missed
 
@@ -177,10 +169,8 @@ def test_blocks_that_are_taken_back_are_no_longer_resident() -> None:
     world = Scout(budget=24)
     for _ in range(3):
         world.step()
-    world.runtime.truncate(0, world.lengths[0], 30)
+    world.take_back(30)
     assert int(world.maintenance.residency.held[0][0].max()) < 30 // BLOCK
-    world.lengths = (30, world.lengths[1])
-    world.seen[0] = (world.seen[0][0][:30], world.seen[0][1][:30])
     for _ in range(12):
         world.step()
         world.check()
@@ -210,9 +200,3 @@ def test_pools_and_digests_are_counted() -> None:
     assert int(caught.value.hint.split("(")[1].split(" ")[0]) == world.ledger.held["gpu"]
     world.runtime.release()
     assert world.ledger.held == {"gpu": 0, "host": 0}
-
-
-@pytest.mark.parametrize(("name", "value"), [("pool_blocks", 0), ("recall_interval", -1), ("slack", 2), ("budget", 0)])
-def test_bad_values_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
-        compose(METHODS["scout"], **{name: value})
