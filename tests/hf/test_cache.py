@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.loaded_once import loaded_once
 from transformers import DynamicCache, pipeline
 
 import coattn
-from coattn.errors import BudgetError, ConfigError, InputError, UnsupportedError
+from coattn.errors import BudgetError, InputError, UnsupportedError
 from coattn.method.table import METHODS
 
 __all__ = ["loaded_once"]
@@ -80,17 +81,14 @@ def test_a_pipeline_takes_it() -> None:
 
 
 @pytest.mark.parametrize("method", ["full", "offload", "cpu"])
-@pytest.mark.parametrize("kind", ["lookup", "model"])
-def test_assisted_decoding_takes_tokens_back(method: str, kind: str) -> None:
-    model = tiny("llama")
-    ids = torch.cat([IDS, IDS[:, :20]], 1)
-    plain = model.generate(ids, **{**SHORT, "max_new_tokens": 24})
-    assistant = tiny("llama")
+def test_assisted_decoding_takes_tokens_back(method: str) -> None:
+    model, assistant, options = tiny("llama"), tiny("llama"), {**SHORT, "max_new_tokens": 24}
     assistant.lm_head.weight.data[:80] *= -1  # right about some tokens, and wrong about others
-    helped = {"assistant_model": assistant} if kind == "model" else {"prompt_lookup_num_tokens": 4}
-    cache = coattn.Cache(model, method, block=8)
-    own = model.generate(ids, past_key_values=cache, **{**SHORT, "max_new_tokens": 24}, **helped)
-    assert torch.equal(own, plain)
+    ids = torch.cat([IDS, IDS[:, :20]], 1)
+    plain = model.generate(ids, **options)
+    for helped in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 4}):
+        cache = coattn.Cache(model, method, block=8)
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options, **helped), plain)
 
 
 @torch.no_grad()
@@ -148,8 +146,6 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
             coattn.Cache(other)
     with pytest.raises(InputError, match="adds no tokens to a cache that holds 80 columns"):
         model.generate(IDS, past_key_values=known, **SHORT)
-    with pytest.raises(ConfigError, match="gpu_kv is 'plenty'"):
-        coattn.Cache(model, gpu_kv="plenty")
     with pytest.raises(BudgetError, match="needs at least"):
         model(IDS, past_key_values=coattn.Cache(model, gpu_kv="1KiB", max_length=64))
     model.model.layers = model.model.layers[1:]
@@ -161,37 +157,34 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("method", ["full", "offload", "cpu"])
+@pytest.mark.parametrize("attached", [False, True])
 @torch.no_grad()
-def test_a_forward_that_fails_is_taken_back(method: str) -> None:
+def test_a_forward_that_fails_is_taken_back(method: str, attached: bool) -> None:
     """A prompt and two decode steps, each failing after every layer first. A chunk over a window is refused instead."""
-    model = tiny("llama")
-    cache = coattn.Cache(model, method, **({} if method == "full" else SMALL))
-    plain = model.generate(IDS, past_key_values=cache, **SHORT)
-    cache.reset()
-    text = IDS
-    for _ in range(3):
-        known = cache.get_seq_length()
-        for layer in model.model.layers[:-1]:
-            hook = layer.mlp.register_forward_pre_hook(fail)
-            with pytest.raises(RuntimeError, match="half way"):
-                model(text[:, known:], past_key_values=cache)
-            hook.remove()
-            assert cache.get_seq_length() == known
-        logits = model(text[:, known:], past_key_values=cache).logits
-        text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
-    assert torch.equal(text, plain[:, :43])
-    hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="half way"):
-        model(IDS[:, :20], past_key_values=cache)
-    hook.remove()
-    if method == "full":
-        model(IDS[:, :20], past_key_values=cache)
-        return
-    for _ in range(2):
-        with pytest.raises(InputError, match="failed half way and overwrote older tokens"):
-            model(IDS[:, :20], past_key_values=cache)
-    cache.reset()
-    assert torch.equal(model.generate(IDS, past_key_values=cache, **SHORT), plain)
+    model, params = tiny("llama"), {} if method == "full" else SMALL
+    text, plain = IDS, model.generate(IDS, **SHORT)
+
+    def broken(layer: int, ids: torch.Tensor) -> None:
+        hook = model.model.layers[layer].mlp.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="half way"):
+            model(ids, past_key_values=cache)
+        hook.remove()
+
+    with coattn.attach(model, method, **params) if attached else nullcontext() as attachment:
+        cache = coattn.Cache(model, method, **params) if attachment is None else attachment.new_cache()
+        for _ in range(3):
+            known = cache.get_seq_length()
+            for layer in range(2):
+                broken(layer, text[:, known:])
+                assert cache.get_seq_length() == known
+            text = torch.cat([text, model(text[:, known:], past_key_values=cache).logits[:, -1:].argmax(-1)], 1)
+        assert torch.equal(text, plain[:, :43])
+        broken(1, IDS[:, :20])
+        for _ in range(2):
+            with nullcontext() if method == "full" else pytest.raises(InputError, match="overwrote older tokens"):
+                model(IDS[:, :20], past_key_values=cache)
+        cache.reset()
+        assert torch.equal(model.generate(IDS, past_key_values=cache, **SHORT), plain)
 
 
 @torch.no_grad()

@@ -43,6 +43,7 @@ class Conversation:
         return tuple(self.real.sum(1).tolist())
 
     @torch.inference_mode(False)
+    @torch.no_grad()
     def begin(self, batch: int, columns: int, mask: Tensor | None) -> Tensor | None:
         """Starts a step of `[batch, columns]` new columns; mask `[batch, past + columns]` or None.
 
@@ -62,6 +63,7 @@ class Conversation:
         return None if bool(new.all()) else new
 
     @torch.inference_mode(False)
+    @torch.no_grad()
     def commit(self) -> None:
         """The step went through every layer."""
         assert self.runtime is not None
@@ -71,6 +73,7 @@ class Conversation:
         self.running = None
 
     @torch.inference_mode(False)
+    @torch.no_grad()
     def crop(self, columns: int) -> None:
         """Forgets the last columns."""
         self._undo()
