@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coattn.engine.llm import LLM as LLM
     from coattn.engine.sampling.params import SamplingParams as SamplingParams
     from coattn.hf.attach import attach as attach
+    from coattn.hf.cache import Cache as Cache
     from coattn.hf.models import get_model as get_model
     from coattn.method.row import Method as Method
     from coattn.method.row import compose as compose
@@ -21,12 +22,14 @@ _LAZY = {
     "LLM": "coattn.engine.llm",
     "SamplingParams": "coattn.engine.sampling.params",
     "attach": "coattn.hf.attach",
+    "Cache": "coattn.hf.cache",
     "get_model": "coattn.hf.models",
     "Method": "coattn.method.row",
     "compose": "coattn.method.row",
     "AttnState": "coattn.state",
     "merge": "coattn.state",
 }
+__all__ = ["CoattnError", "__version__", *_LAZY]
 
 
 def __dir__() -> list[str]:

@@ -63,6 +63,15 @@ def test_multi_turn_reads_only_what_is_new_and_remembers(tmp_path: Path) -> None
         assert city in match[4]
 
 
+def test_two_questions_about_a_text_that_is_read_once(tmp_path: Path) -> None:
+    first, second, held = run("native_cache.py", tmp_path).splitlines()
+    read = [re.match(r"(\d+) of (\d+) tokens read: ", line) for line in (first, second)]
+    assert [bool(match) and match[1] == match[2] for match in read] == [True, False]
+    assert "city of Paris" in first
+    assert "as a nurse" in second
+    assert int(held.split()[0].replace(",", "")) > 4 << 20
+
+
 def test_own_rows_run_and_the_exact_one_equals_full(tmp_path: Path) -> None:
     out = run("own_row.py", tmp_path)
     row = r"{}: exact {}, GPU tier ([\d,]+) bytes, DRAM ([\d,]+) bytes, (\d+) of 16 tokens"
@@ -110,7 +119,8 @@ def test_a_prompt_read_by_one_process_is_answered_by_another(tmp_path: Path) -> 
 def test_every_example_is_short_and_tested() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
     assert names == [
-        "attach_generate.py", "batch.py", "compare_fidelity.py", "multi_turn.py", "own_row.py", "prefill_elsewhere.py"
+        "attach_generate.py", "batch.py", "compare_fidelity.py", "multi_turn.py", "native_cache.py", "own_row.py",
+        "prefill_elsewhere.py"
     ]  # fmt: skip
     for name in names:
         assert len((EXAMPLES / name).read_text().splitlines()) < 40, name

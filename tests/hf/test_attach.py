@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
 from transformers import DynamicCache, PreTrainedModel, TextStreamer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import coattn
@@ -29,7 +30,7 @@ def footprint(model: PreTrainedModel) -> dict[str, Any]:
         "modules": {
             name: (sorted(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in modules
         },
-        "functions": sorted(ALL_ATTENTION_FUNCTIONS.valid_keys()),
+        "functions": sorted(ALL_ATTENTION_FUNCTIONS.valid_keys()) + sorted(ALL_MASK_ATTENTION_FUNCTIONS.valid_keys()),
         "forward": model(IDS).logits,
     }
 
@@ -70,8 +71,8 @@ def test_the_model_is_as_before_after_an_exception() -> None:
 def test_import_changes_nothing_in_transformers() -> None:
     """In a process of its own: here another test may have left an engine for the collector."""
     code = (
-        "import coattn, coattn.engine.llm; from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as found; "
-        "assert 'coattn' not in found.valid_keys()"
+        "import sys, coattn; assert 'Cache' in dir(coattn) and 'torch' not in sys.modules; coattn.LLM, coattn.Cache; "
+        "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as found; assert 'coattn' not in str([*found])"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -119,33 +120,41 @@ def test_streamers_get_every_token() -> None:
     assert streamer.seen == out[0].tolist()
 
 
+TURNS = torch.stack([IDS[0], IDS[0].flip(0)])
+ROOMY: dict[str, dict[str, Any]] = {"streaming": {"sinks": 4, "recent": 300}}
+
+
+def talk(model: PreTrainedModel, end: int, past: Any = None) -> tuple[list[torch.Tensor], Any]:
+    """Three turns of `generate`, each with the cache of the one before, in a batch where one sequence ends early: the
+    texts and the cache."""
+    generator = torch.Generator().manual_seed(3)
+    options = {**SHORT, "eos_token_id": end, "return_dict_in_generate": True}
+    text, mask, texts = TURNS, torch.ones_like(TURNS), []
+    for _ in range(3):
+        out = model.generate(text, attention_mask=mask, past_key_values=past, **options)
+        past, texts = out.past_key_values, [*texts, out.sequences]
+        new = torch.randint(3, 160, (2, 7), generator=generator)
+        text = torch.cat([out.sequences, new], 1)
+        mask = torch.cat([mask, (out.sequences[:, mask.shape[1] :] != 0).long(), torch.ones_like(new)], 1)
+    return texts, past
+
+
 @pytest.mark.parametrize("method", ["full", "offload", "cpu", "streaming"])
 def test_turns_continue_the_same_cache(method: str) -> None:
-    """Three turns of `generate`, each with the cache of the one before, in a batch where one sequence ends early."""
+    """Under `attach`, and beside another cache with a `coattn.Cache`."""
     model = tiny("llama")
-    ids = torch.stack([IDS[0], IDS[0].flip(0)])
-    probe = model.generate(ids, **SHORT)
-    end = int(probe[0, 42])  # the third new token of the first sequence
-    options = {**SHORT, "eos_token_id": end, "return_dict_in_generate": True}
-
-    def talk(attached: bool) -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(3)
-        text, mask, past, texts = ids, torch.ones_like(ids), None, []
-        for _ in range(3):
-            out = model.generate(text, attention_mask=mask, past_key_values=past, **options)
-            past, texts = out.past_key_values, [*texts, out.sequences]
-            if attached:
-                assert type(past).__name__ == "CoattnCache"
-            new = torch.randint(3, 160, (2, 7), generator=generator)
-            text = torch.cat([out.sequences, new], 1)
-            mask = torch.cat([mask, (out.sequences[:, mask.shape[1] :] != 0).long(), torch.ones_like(new)], 1)
-        return texts
-
-    plain = talk(False)
+    end = int(model.generate(TURNS, **SHORT)[0, 42])  # the third new token of the first sequence
+    plain, _ = talk(model, end)
     assert (plain[0] == 0).any(), "one sequence should have ended early"
-    with coattn.attach(model, method, **({"sinks": 4, "recent": 300} if method == "streaming" else {"block": 8})):
-        for own, expected in zip(talk(True), plain, strict=True):
-            assert torch.equal(own, expected)
+    params = ROOMY.get(method, {"block": 8})
+    with coattn.attach(model, method, **params):
+        texts, past = talk(model, end)
+    assert type(past).__name__ == "CoattnCache"
+    with coattn.Cache(model, "full"), coattn.Cache(model, method, **params) as cache:
+        native, kept = talk(model, end, cache)
+    assert kept is cache
+    for expected, *own in zip(plain, texts, native, strict=True):
+        assert all(torch.equal(text, expected) for text in own)
 
 
 def test_prefill_in_chunks() -> None:
@@ -319,19 +328,6 @@ def test_a_cache_is_useless_after_its_attachment() -> None:
         model(IDS[:, :1], past_key_values=past)
     with coattn.attach(model, "full"), pytest.raises(UnsupportedError, match="did not make"):
         model(IDS[:, :1], past_key_values=past)
-
-
-@torch.no_grad()
-def test_a_cache_left_by_a_failed_step_is_refused() -> None:
-    model = tiny("llama")
-    with coattn.attach(model, "cpu"):
-        past = model(IDS).past_key_values
-        hook = model.model.layers[-1].mlp.register_forward_pre_hook(fail)
-        with pytest.raises(RuntimeError, match="half way"):
-            model(IDS[:, :1], past_key_values=past)
-        hook.remove()
-        with pytest.raises(InputError, match="failed half way"):
-            model(IDS[:, :1], past_key_values=past)
 
 
 def test_the_report_says_what_is_held() -> None:

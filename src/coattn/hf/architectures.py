@@ -21,19 +21,29 @@ PROJECTIONS = ("q_proj", "qkv_proj", "query_key_value")
 
 def check_family(model: PreTrainedModel) -> None:
     """Raises UnsupportedError naming the family or the option that coattn does not run."""
+    if not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"coattn runs models of Transformers, not {model!r}.",
+            "Load it first: AutoModelForCausalLM.from_pretrained(...). `coattn.LLM` takes names.",
+        )
     refused = refuse_family(model.config.to_dict())
     if refused is not None:
         raise refused
-    if model.training:
-        raise UnsupportedError(
-            "The model is in training mode, and coattn is for inference.", "Call model.eval() first."
-        )
+    check_inference(model)
     if not hasattr(model, "generate") or model.get_output_embeddings() is None:
         raise UnsupportedError(
             f"{type(model).__name__} is not a causal language model.", "Load it with AutoModelForCausalLM."
         )
     if getattr(model.config, "is_causal", True) is False:
         raise UnsupportedError("The model's config sets is_causal to false.", "Use a causal model.")
+
+
+def check_inference(model: PreTrainedModel) -> None:
+    """Raises UnsupportedError for a model in training mode."""
+    if model.training:
+        raise UnsupportedError(
+            "The model is in training mode, and coattn is for inference.", "Call model.eval() first."
+        )
 
 
 def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -15,9 +15,9 @@ from coattn.errors import InputError, UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import activation_dtype
 from coattn.hf.attention import Call, ModelUser
-from coattn.hf.conversation import CoattnCache, Conversation, refusal
+from coattn.hf.conversation import CoattnCache, Conversation, check_mask, refusal
 from coattn.hf.cpu_dtypes import warn_if_slow
-from coattn.method.row import Method, compose
+from coattn.method.row import Composed, Method, compose
 from coattn.method.table import find_method
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
@@ -40,16 +40,15 @@ class Attachment(ModelUser):
     """A model under a method. Made by `attach`; `report()` says what is held where."""
 
     IN_USE = (
-        "This model is in use already, by an attachment or by an engine.",
-        "Leave the first `with` block, or close the engine, before attaching again.",
+        "This model is in use already, by an attachment, a `coattn.Cache` or an engine.",
+        "Leave the first `with` block, or close the cache or the engine, before attaching again.",
     )
     CHANGED = ("while attached", "Choose it before `attach` or after its `with` block.")
 
     def __init__(self, model: PreTrainedModel, method: str | Method, ledger: Ledger, params: dict[str, Any]) -> None:
         super().__init__(model)
         self.ledger = ledger
-        stored = (shape.dtype for shape in self.layers)
-        self.composed = compose(find_method(method), **params).over(stored, activation_dtype(model))
+        self.composed = compose_over(self, method, params)
         self.signature = inspect.signature(model.get_decoder().forward)
         self.probes: list[Probe] = []
         """See the steps of every cache made from now on."""
@@ -70,8 +69,7 @@ class Attachment(ModelUser):
 
     def report(self) -> dict[str, Any]:
         """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""
-        why = "attach runs the model's own modules layer by layer; coattn.LLM captures decode steps on a GPU"
-        return {**self.composed.describe(), **self.ledger.describe(), "captured": False, "not_captured": why}
+        return report(self.composed, self.ledger, "attach")
 
     def close(self) -> None:
         """Gives the memory of every cache back."""
@@ -91,11 +89,7 @@ class Attachment(ModelUser):
             raise InputError("The model was called without input_ids or inputs_embeds.", "Give one of them.")
         batch, columns = inputs.shape[:2]
         mask = call.get("attention_mask")
-        if mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2):
-            raise UnsupportedError(
-                "attention_mask is not a [batch, columns] tensor, and custom masks are not supported.",
-                "Give a two-dimensional mask that marks padding.",
-            )
+        check_mask(mask)
         cache = call.get("past_key_values")
         use_cache = call.get("use_cache")
         if cache is None and (getattr(module.config, "use_cache", True) if use_cache is None else use_cache):
@@ -140,6 +134,19 @@ class Attachment(ModelUser):
             model_kwargs["past_key_values"] = self.new_cache(int(max_cache_length))
 
 
+def compose_over(user: ModelUser, method: str | Method, params: dict[str, Any]) -> Composed:
+    """A method over a model. Warns where the model's dtype is slow."""
+    composed = compose(find_method(method), **params)
+    warn_if_slow(user.model, user.layers)
+    return composed.over((shape.dtype for shape in user.layers), activation_dtype(user.model))
+
+
+def report(composed: Composed, ledger: Ledger, who: str) -> dict[str, Any]:
+    """What a cache outside an engine says of itself."""
+    why = f"{who} runs the model's own modules layer by layer; coattn.LLM captures decode steps on a GPU"
+    return {**composed.describe(), **ledger.describe(), "captured": False, "not_captured": why}
+
+
 @contextmanager
 def attach(
     model: PreTrainedModel,
@@ -157,14 +164,8 @@ def attach(
 
     On exit, also after an exception, the model is as it was before, and the caches made inside give their memory back.
     """
-    if not hasattr(model, "config"):
-        raise UnsupportedError(
-            f"attach() takes a model of Transformers, not {model!r}.",
-            "Load it first: AutoModelForCausalLM.from_pretrained(...). `coattn.LLM` takes names.",
-        )
     ledger = Ledger(parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv"))
     attachment, decoder = Attachment(model, method, ledger, params), model.get_decoder()
-    warn_if_slow(model, attachment.layers)
     with ExitStack() as undo:
         undo.callback(attachment.close)
         undo.enter_context(attachment.routed())

@@ -1,14 +1,15 @@
-"""The attention function that Transformers' modules call while a model is attached."""
+"""The attention function that Transformers' modules call while a model is attached, or has a `coattn.Cache`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from coattn.errors import UnsupportedError
@@ -20,7 +21,9 @@ from coattn.types import LayerShape
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NAME = "coattn"
+CACHED, ATTACHED = "coattn", "coattn_attached"
+"""Attention implementations, by name: of a model with a `coattn.Cache`, whose masks come with the queries; and of one
+whose steps are begun by somebody else. For those Transformers makes no masks: that would wait for a GPU."""
 DIFFERS = "Models whose layers differ from their config are not supported."
 
 
@@ -36,7 +39,8 @@ Call = tuple[Attends | None, RunningStep | None]
 
 
 class ModelUser:
-    """Runs a model's attention here, inside `routed`: an attachment, or an engine's session. One per model at a time.
+    """Runs a model's attention here, inside `routed`: an attachment, an engine's session, or the caches of a model. One
+    per model at a time.
 
     Raises UnsupportedError for models that coattn does not run, and for one that is in use.
     """
@@ -44,12 +48,13 @@ class ModelUser:
     IN_USE: ClassVar[tuple[str, str]]
     CHANGED: ClassVar[tuple[str, str]]
     """What is said of a model that another user has, and of one whose attention was set by somebody else meanwhile."""
+    implementation: ClassVar[str] = ATTACHED
     tokens: Tensor | None = None
     """Which columns of the running call are tokens, `[batch, columns]`; None when all are."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_family(model)
-        if model.config._attn_implementation == NAME:
+        if model.config._attn_implementation in (CACHED, ATTACHED):
             raise UnsupportedError(*self.IN_USE)
         self.model = model
         self.layers: list[LayerShape] = describe_layers(model)
@@ -60,33 +65,57 @@ class ModelUser:
         """The forward call that is running."""
         raise NotImplementedError
 
+    def keys_of(self, handed: Any) -> Tensor:
+        """The new keys, of what a module hands to its attention."""
+        return cast("Tensor", handed)
+
+    def enter_layer(self, layer: int, batch: int, columns: int, mask: Tensor | None) -> None:
+        """A layer is about to attend; mask: what Transformers made for it."""
+
+    def leave_layer(self, layer: int) -> None:
+        """A layer has attended."""
+
     def check_routed(self) -> None:
         """Raises UnsupportedError where the model's attention was set to another one."""
         chosen = self.model.config._attn_implementation
-        if chosen != NAME:
+        if chosen != self.implementation:
             when, hint = self.CHANGED
             raise UnsupportedError(f"The attention implementation was set to {chosen!r} {when}.", hint)
 
     @contextmanager
     def routed(self) -> Iterator[None]:
         """The model's attention is computed here inside this block. The function is registered while any model's is."""
-        config: Any = self.model.config
+        config, name = cast("Any", self.model.config), self.implementation
         before = config._attn_implementation_internal
-        ALL_ATTENTION_FUNCTIONS.register(NAME, attention_forward)
+        ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
+        if name == CACHED:
+            ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask_as_given)
         _users.update(dict.fromkeys(self.modules, self))
-        config._attn_implementation_internal = NAME
+        config._attn_implementation_internal = name
         try:
             yield
         finally:
-            config._attn_implementation_internal = before
+            if config._attn_implementation_internal == name:
+                config._attn_implementation_internal = before
             for module in self.modules:
                 _users.pop(module, None)
-            if not _users:
-                type(ALL_ATTENTION_FUNCTIONS)._global_mapping.pop(NAME, None)
+            if all(user.implementation != name for user in _users.values()):
+                for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+                    type(functions)._global_mapping.pop(name, None)
 
 
 _users: WeakKeyDictionary[nn.Module, ModelUser] = WeakKeyDictionary()
 """Attention module -> who runs it."""
+
+
+def user_of(model: PreTrainedModel) -> ModelUser | None:
+    """Who runs a model's attention."""
+    return _users.get(attention_modules(model)[0])
+
+
+def _mask_as_given(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
+    """Stands in for a function that makes masks of all pairs: which columns are tokens is enough here."""
+    return attention_mask
 
 
 def attention_forward(
@@ -94,15 +123,21 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _attention_mask: Tensor | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query `[batch, q_heads, t, d]`, key, value `[batch, kv_heads, t, d]` of the new columns -> attention output
-    `[batch, t, q_heads, d]`. The mask is not needed: the step already says which columns are tokens.
+    `[batch, t, q_heads, d]`. The mask is needed where no step has begun: a step says which columns are tokens.
     """
-    user = _users[module]
+    user = _users.get(module)
+    if user is None:
+        raise UnsupportedError(
+            "This model's attention implementation is coattn's, but coattn does not run the model.",
+            'Call model.set_attn_implementation("sdpa") first.',
+        )
+    key = user.keys_of(key)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = user.layers[layer]
     if dropout:
@@ -126,12 +161,13 @@ def attention_forward(
         computed, kept = (str(dtype).removeprefix("torch.") for dtype in (key.dtype, shape.dtype))
         raise UnsupportedError(
             f"Layer {layer} computes keys in {computed}, but the KV cache was made for {kept} and would round them.",
-            "Change the model's dtype before it is attached or given to an engine, and use no autocast.",
+            "Change the model's dtype before coattn runs it, and use no autocast.",
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    (runtime, running), tokens = user.call, user.tokens
     batch, _, columns, _ = query.shape
-    with torch.no_grad():
+    user.enter_layer(layer, batch, columns, attention_mask)
+    (runtime, running), tokens = user.call, user.tokens
+    with torch.inference_mode(False), torch.no_grad():  # what is stored may be needed outside inference mode
         q, k, v = (pack(x, tokens) for x in (query, key, value))
         if runtime is not None:
             out = runtime.attend(running, layer, q, k, v, scale)
@@ -140,6 +176,7 @@ def attention_forward(
             sequences = zip(*(torch.split(x, counts) for x in (q, k, v)), strict=True)
             out = torch.cat([prefill(a, b, c, scale, shape) for a, b, c in sequences if len(a)])
         out = _unpack(out, tokens, batch, columns)
+        user.leave_layer(layer)
     if torch.is_grad_enabled() and query.requires_grad:
         out = _InferenceOnly.apply(query, out)  # type: ignore[no-untyped-call]
     return out, None
@@ -169,5 +206,6 @@ class _InferenceOnly(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *_grads: Any) -> Any:
         raise UnsupportedError(
-            "An attached model cannot be trained: coattn is for inference.", "Leave the `with` block first."
+            "A model whose attention coattn computes cannot be trained: coattn is for inference.",
+            "Leave the `with` block, or close the cache, first.",
         )

@@ -31,7 +31,7 @@ class Conversation:
         self.runtime: Runtime | None = None
         self.real = torch.zeros(0, 0, dtype=torch.bool)
         self.running: RunningStep | None = None
-        """From `begin` to `commit`; after a step that failed half way, until `reset`."""
+        """From `begin` to `commit`; after a step that failed half way, until the next call takes it back."""
         self.closed = False
 
     @property
@@ -42,13 +42,17 @@ class Conversation:
         """Stored tokens of each sequence."""
         return tuple(self.real.sum(1).tolist())
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def begin(self, batch: int, columns: int, mask: Tensor | None) -> Tensor | None:
         """Starts a step of `[batch, columns]` new columns; mask `[batch, past + columns]` or None.
 
         Returns which of the new columns are tokens, `[batch, columns]`, or None when all are. Raises, leaving
         everything as it was, when the step cannot run.
         """
-        self._check_usable(batch)
+        self.check_open()
+        self._undo()
+        self._check_batch(batch)
         past, new = self._split(batch, columns, mask)
         self._forget(past)
         if self.runtime is None:
@@ -58,6 +62,8 @@ class Conversation:
         self.running, self._new = self.runtime.begin(step), new
         return None if bool(new.all()) else new
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def commit(self) -> None:
         """The step went through every layer."""
         assert self.runtime is not None
@@ -65,6 +71,15 @@ class Conversation:
         self.runtime.commit(self.running)
         self.real = torch.cat([self.real, self._new], 1)
         self.running = None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def crop(self, columns: int) -> None:
+        """Forgets the last columns."""
+        self._undo()
+        left = max(0, self.columns - columns)
+        self._forget(self.real & (torch.arange(self.columns) < left))
+        self.real = self.real[:, :left]
 
     def reset(self) -> None:
         """Forgets everything and gives the memory back."""
@@ -86,16 +101,26 @@ class Conversation:
             gc.collect()  # caches that nobody holds any more may sit in reference cycles of their owners
             return self.new_runtime(batch, self.tokens)
 
-    def _check_usable(self, batch: int) -> None:
+    def check_open(self) -> None:
+        """Raises InputError after `close`."""
         if self.closed:
             raise InputError(
-                "This cache belongs to an attachment that has ended.", "Use it inside the `with` block that made it."
+                "This cache is closed: its memory was given back.",
+                "Make a new one; a cache of `attach` ends with its `with` block.",
             )
-        if self.running is not None:
+
+    def _undo(self) -> None:
+        """Takes back a step that an exception ended, so that only whole steps are stored."""
+        if self.runtime is not None and self.running is not None:
+            self.runtime.abort(self.running)
+            self.running = None
+        if self.runtime is not None and self.runtime.torn:
             raise InputError(
-                "This cache was left behind by a step that failed half way, so its contents cannot be trusted.",
-                "Start again without past_key_values.",
+                "A step over this cache failed half way and overwrote older tokens, so its contents cannot be trusted.",
+                "Start again without past_key_values, or call reset() on the cache.",
             )
+
+    def _check_batch(self, batch: int) -> None:
         if self.runtime is not None and batch != len(self.real):
             raise InputError(
                 f"The cache holds {len(self.real)} sequence(s), but the step has {batch}.",
@@ -146,14 +171,23 @@ class Conversation:
         self.real = past.clone()
 
 
-def refusal(what: str, why: str) -> CoattnError:
+def check_mask(mask: object) -> None:
+    """Raises UnsupportedError for a mask of pairs."""
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+        raise UnsupportedError(
+            "attention_mask is not a [batch, columns] tensor, and custom masks are not supported.",
+            "Give a two-dimensional mask that marks padding.",
+        )
+
+
+def refusal(what: str, why: str, hint: str = "Use greedy search or sampling.") -> CoattnError:
     """The error for a kind of generation that coattn does not run."""
-    return UnsupportedError(f"{what} is not supported: {why}.", "Use greedy search or sampling.")
+    return UnsupportedError(f"{what} is not supported: {why}.", hint)
 
 
-def _refusing(what: str, why: str) -> Callable[..., None]:
+def _refusing(what: str, why: str, *hint: str) -> Callable[..., Any]:
     def method(*_: Any, **__: Any) -> None:
-        raise refusal(what, why)
+        raise refusal(what, why, *hint)
 
     return method
 
@@ -183,6 +217,11 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if not query_length:
+            raise InputError(
+                f"This call adds no tokens to a cache that holds {self.conversation.columns} columns.",
+                "Pass the whole text, with what the cache holds; for another text call reset() on the cache.",
+            )
         return self.conversation.columns + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -196,8 +235,7 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         self.conversation.reset()
 
-    reorder_cache = _refusing("Reordering a cache", "it would copy whole sequences between steps")
-    crop = _refusing("Cropping a cache", "what a window has dropped cannot come back")
+    reorder_cache = _refusing("Beam search", "it copies whole sequences between steps, which would move every block")
     batch_repeat_interleave = _refusing("Repeating a cache", "it would copy whole sequences")
     batch_select_indices = _refusing("Selecting from a cache", "it would copy whole sequences")
 
@@ -209,3 +247,16 @@ class CoattnCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[CoattnLayer(conversation) for _ in range(layers)])
         self.conversation = conversation
         weakref.finalize(self, conversation.close)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last columns of all sequences, as many as the negative number says."""
+        if tokens_to_remove > 0:
+            raise InputError(
+                f"crop({tokens_to_remove}) is not supported: it takes a negative number, of columns to remove.",
+                f"To keep {tokens_to_remove} columns: cache.crop({tokens_to_remove} - cache.get_seq_length()).",
+            )
+        self.conversation.crop(-tokens_to_remove)
+
+    __reduce_ex__ = _refusing(
+        "Copying a cache", "the copy would share its blocks", "Crop it back to the text that several prompts share."
+    )

@@ -28,8 +28,8 @@ class Session(ModelUser):
     """
 
     IN_USE = (
-        "This model is in use already, by `coattn.attach` or by another engine.",
-        "Leave the `with` block or close the engine that uses it first.",
+        "This model is in use already, by `coattn.attach`, a `coattn.Cache` or another engine.",
+        "Leave the `with` block, or close the cache or the engine that uses it, first.",
     )
     CHANGED = ("under an engine", "Choose it before the engine is made or after it is closed.")
 
