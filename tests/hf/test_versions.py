@@ -27,7 +27,8 @@ def test_one_sentence_above_the_newest_tested(version: str, newer: bool, caplog:
 
 def test_it_is_said_once_a_process_on_stderr() -> None:
     code = (
-        "from importlib import metadata; metadata.version = lambda name: '5.99.1'\n"
+        "from importlib import metadata; real = metadata.version\n"
+        "metadata.version = lambda name: '5.99.1' if name == 'transformers' else real(name)\n"
         "import coattn.hf, coattn.hf.query; print('ready')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
