@@ -1,6 +1,6 @@
 # A server of coattn. For NVIDIA GPUs:
 #   docker build -t coattn .
-#   docker run --gpus all --ipc host --ulimit memlock=-1 -p 8000:8000 -e COATTN_API_KEY coattn serve MODEL --host 0.0.0.0
+#   docker run --gpus all --ipc host --ulimit memlock=-1 -p 8000:8000 -e COATTN_API_KEY coattn serve --model MODEL --host 0.0.0.0
 # For the CPU alone, which is far smaller:
 #   docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu -t coattn:cpu .
 # PyTorch's wheels bring the CUDA libraries; the machine needs the driver and NVIDIA's container toolkit, nothing else.

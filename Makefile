@@ -7,7 +7,7 @@ RUN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find src/coattn/native/csrc -type f 2>/dev/null)
 FORMATTED = $(shell find src/coattn/native/csrc src/coattn/kernels/cuda tests/native tests/kernels/cuda -regex '.*\.\(cpp\|h\|inl\|cu\|cuh\)')
 
-.PHONY: demo test test-quick test-native test-native-arm lint format bench docs clean setup
+.PHONY: demo test test-quick test-native test-native-arm lint format bench docs docs-site clean setup
 
 setup: $(VENV)/.ready
 
@@ -50,6 +50,10 @@ bench: setup
 
 docs: setup
 	$(RUN)/python scripts/make_reference.py
+
+docs-site: setup
+	$(RUN)/python -c "import furo, myst_parser, sphinx" 2>/dev/null || $(RUN)/python -m pip install --quiet --editable ".[docs]"
+	$(RUN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/site
 
 clean:
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache src/coattn/_native*.so

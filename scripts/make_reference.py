@@ -6,14 +6,22 @@ Usage: python scripts/make_reference.py [--check]
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
+import importlib
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 
+import coattn
+from coattn import errors
 from coattn.cli.main import cli
 from coattn.cli.methods import describe
 from coattn.kernels.blockwise import HELP
@@ -29,6 +37,16 @@ WIDTH = 100
 """Columns of a help page, whatever the terminal."""
 IN_README = ("hgca", "scout", "hcattention", "auto")
 """Lossy rows with a line of their own in the README."""
+IN_PYTHON = (
+    "engine.request.RequestOutput", "engine.handle.Handle", "engine.session.Session",
+    "hf.attach.Attachment", "hf.load.load", "hf.load.Loaded", "hf.prefilled.prefill", "hf.prefilled.Prefilled",
+)  # fmt: skip
+"""What one gets from the names of `coattn`, or gives to them."""
+INTERNAL = (
+    "forget_session", "fingerprints", "take", "submit_whole", "whole", "before_forward", "after_forward",
+    "prepare_cache",
+)  # fmt: skip
+"""Methods that another room calls."""
 MADE = "<!-- Made by scripts/make_reference.py (`make docs`). Do not edit. -->"
 
 
@@ -52,9 +70,10 @@ def stale(root: Path) -> dict[str, str]:
     """Files under `root` that are not as the code says: name -> what it should be."""
     pages = {
         "README.md": fill(root, "README.md", methods=methods_list()),
-        "docs/concepts.md": fill(root, "docs/concepts.md", parts=parts_table(), step=step_source()),
+        "docs/step.md": fill(root, "docs/step.md", step=step_source()),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/methods.md": methods_page(),
+        "docs/reference/python.md": python_page(),
     }
     return {name: text for name, text in pages.items() if _read(root / name) != text}
 
@@ -85,12 +104,6 @@ def methods_list() -> str:
     named = f"{', '.join(others[:-1])} and {others[-1]}"
     listed = table(("method", "exact", "what it does"), rows)
     return f"{listed}\nTo compare with: {named}. [All rows](docs/reference/methods.md).\n"
-
-
-def parts_table() -> str:
-    """Every part: its axis, its name, what its docstring says first."""
-    rows = [(axis, f"`{name}`", _does(kind)) for axis, kinds in PARTS.items() for name, kind in kinds.items()]
-    return table(("axis", "part", "what it does"), rows)
 
 
 def step_source() -> str:
@@ -170,6 +183,64 @@ def _method_section(name: str) -> str:
     ]
     lines.append("\n" + table(("parameter", "default", "meaning"), rows))
     return "\n".join(lines)
+
+
+def python_page() -> str:
+    """What `import coattn` gives, by its signatures and docstrings."""
+    names = [f"coattn.{name}" for name in coattn._LAZY]
+    parts = ["# Python reference\n", MADE, "\nWhat `import coattn` gives comes first, then what that returns.\n"]
+    parts += [_python_section(name) for name in (*names, *(f"coattn.{name}" for name in IN_PYTHON))]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    rows = [(f"`{kind.__name__}`", f"`{kind.__base__.__name__}`", _does(kind)) for kind in kinds]
+    parts.append("## Errors\n\nAll are in `coattn.errors` and have `sentence` and `hint`.\n")
+    return "\n".join([*parts, table(("error", "based on", "is raised for"), rows)])
+
+
+def _python_section(name: str) -> str:
+    module, _, last = name.rpartition(".")
+    what: Any = getattr(importlib.import_module(module), last)
+    lines = [f"## `{name}`\n"]
+    if not isinstance(what, type):
+        return "\n".join([*lines, _signature(last, what), _listed(what)])
+    if dataclasses.is_dataclass(what):
+        said = _field_docs(what)
+        rows = [(f"`{each.name}`", f"`{each.type}`", said.get(each.name, "")) for each in dataclasses.fields(what)]
+        lines += [_listed(what), table(("field", "type", "meaning"), rows)]
+    else:
+        lines += [_signature(last, what), _listed(what)]
+    for method, code in vars(what).items():
+        if inspect.isfunction(code) and code.__doc__ and not method.startswith("_") and method not in INTERNAL:
+            lines += [f"### `{last}.{method}`\n", _signature(method, code), _listed(code)]
+    return "\n".join(lines)
+
+
+def _signature(name: str, what: Any) -> str:
+    """One parameter a line, without `self`."""
+    called = inspect.signature(what)
+    given = [str(param) for key, param in called.parameters.items() if key != "self"]
+    named = [str(param) for param in called.parameters.values() if param.kind is param.KEYWORD_ONLY]
+    if named:
+        given.insert(given.index(named[0]), "*")
+    back = "" if isinstance(what, type) else f" -> {called.return_annotation}"
+    inside = "".join(f"    {param},\n" for param in given)
+    text = f"{name}(\n{inside}){back}" if given else f"{name}(){back}"
+    text = re.sub(r"<function .*? at 0x\w+>", "...", text)
+    return "```python\n" + re.sub(r"(: |-> )'([^']*)'", r"\1\2", text) + "\n```\n"
+
+
+def _listed(what: Any) -> str:
+    """A docstring as Markdown: `name: text` of a parameter is an entry of a list."""
+    return re.sub(r"(?m)^(\w+(?:, \w+)*): ", r"- `\1`: ", inspect.getdoc(what) or "") + "\n"
+
+
+def _field_docs(kind: type) -> dict[str, str]:
+    """The string under each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(said.value.value.split())
+        for field, said in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
+    }
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""What README.md and docs/choosing.md promise: code runs, and 200,000 tokens on 24 GB are what `coattn plan` says."""
+"""README, docs/attach.md and docs/choosing.md: code runs, and what fits on 24 GB is as `coattn plan` says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from coattn.cli.main import cli
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ATTACH = (ROOT / "docs" / "attach.md").read_text(encoding="utf-8")
+BLOCKS = [re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (README, ATTACH)]
+KNOWN = "Qwen/Qwen2.5-7B-Instruct"
 
 
 def run(code: str, folder: Path) -> str:
@@ -31,24 +33,27 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_there_are_two_programs() -> None:
-    assert ["coattn.attach" in BLOCKS[0], "coattn.LLM" in BLOCKS[1], len(BLOCKS)] == [True, True, 2]
+def test_the_readme_has_one_program_of_a_known_model() -> None:
+    assert len(BLOCKS[0]) == 1
+    assert KNOWN in BLOCKS[0][0]
+    assert len([line for line in BLOCKS[0][0].splitlines() if line]) <= 8
+
+
+@pytest.mark.model
+def test_the_readme_as_printed_answers_both_under_a_small_model(tmp_path: Path) -> None:
+    lines = run(BLOCKS[0][0].replace(KNOWN, "smollm2"), tmp_path).splitlines()
+    assert sum(line.endswith(("length", "stop")) for line in lines) == 2
+    assert lines[-1] in ("full True", "auto False")
 
 
 @pytest.mark.model
 def test_attach_as_printed_keeps_to_its_budget(tmp_path: Path) -> None:
-    out = run(BLOCKS[0], tmp_path)
+    out = run(BLOCKS[1][0], tmp_path)
     report = eval(out.strip().splitlines()[-1], {})
     assert report["method"] == "offload"
     assert report["exact"] is True
     assert 0 < report["gpu_kv_peak"] <= 4 << 20
     assert report["host_kv_peak"] > 4 << 20
-
-
-@pytest.mark.model
-def test_llm_as_printed_answers_both(tmp_path: Path) -> None:
-    lines = run(BLOCKS[1], tmp_path).splitlines()
-    assert sum(line.endswith(("length", "stop")) for line in lines) == 2
 
 
 def test_what_fits_is_what_the_plan_says() -> None:

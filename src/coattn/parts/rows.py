@@ -53,8 +53,8 @@ HGCA = Method(
     executor="cpu",
     schedule="same_layer",
     maintenance="entries",
-    summary="Lossy. Recent tokens in GPU memory; of the older ones, in DRAM, the CPU attends to those that each head "
-    "attended to before.",
+    summary="Lossy. Recent tokens in GPU memory, older ones in DRAM. The CPU attends to the older ones that mattered "
+    "to each head before.",
     paper="Deng et al., HGCA: Hybrid GPU-CPU Attention for Long Context LLM Inference, 2025",
 )
 SCOUT = Method(
@@ -65,8 +65,8 @@ SCOUT = Method(
     executor="cpu",
     schedule="layer_ahead",
     maintenance="recall",
-    summary="Lossy. KV in DRAM. The GPU attends to the blocks that it holds; the CPU, one layer ahead, to those of the "
-    "others that promise most.",
+    summary="Lossy. KV in DRAM, some blocks on the GPU too. The GPU attends to these; the CPU attends to the most "
+    "promising others, one layer ahead.",
     paper="ScoutAttention, 2026",
     params={"window_blocks": 2, "slack": 0.5, "sink_blocks": 1},
 )
@@ -77,8 +77,8 @@ HCATTENTION = Method(
     select="pq_top_p",
     executor="cpu",
     schedule="same_layer",
-    summary="Lossy. Codes of the keys in GPU memory give every token's weight. The CPU sums up the values that weigh "
-    "most; the mean stands in for the others.",
+    summary="Lossy. Values in DRAM, codes of the keys in GPU memory. The codes give every token's weight; the CPU sums "
+    "up the heaviest values, and the mean stands in for the others.",
     paper="Yang et al., HCAttention, 2025",
     params={"window_blocks": 4},
 )
