@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from coattn.auto.audit.tally import Tally
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.store.prefix import PrefixCursor
 from coattn.errors import BudgetError, CoattnError
 from coattn.hf.prefilled import Prefilled
-from coattn.parts.select.audit import Tally
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 

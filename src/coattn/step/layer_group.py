@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from coattn.auto.audit.audit import Audit, Audited
 from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.kernels.streams import current
@@ -22,7 +23,6 @@ from coattn.parts.handover.manager import MailboxBridge, MailboxManager
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.schedule.base import Schedule
-from coattn.parts.select.audit import Audit, Audited
 from coattn.parts.select.base import Select
 from coattn.step.running import RunningStep
 from coattn.types import Phase, Step
@@ -183,7 +183,7 @@ class LayerGroup:
         if step.phase is Phase.DECODE:
             self.replayed = replayed
             if self.audit is not None:
-                self.audit.commit(step)
+                self.audit.commit()
 
     def abort(self, step: Step, ran: bool, replayed: bool) -> set[int]:
         """A step that was planned did not happen -> sequences that are not what they were before it.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from coattn.parts.select.audit import Audit
+from coattn.auto.audit.audit import Audit
 from coattn.step.layer_group import LayerGroup
 from coattn.types import Step, Tier
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from coattn.auto.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
 from coattn.kernels.merge import merge_output
@@ -17,7 +18,6 @@ from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
 from coattn.parts.call import AttentionCall
 from coattn.parts.handover.manager import MailboxManager
-from coattn.parts.select.audit import Tally
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
 from coattn.step.probe import Probe

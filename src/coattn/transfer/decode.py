@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode
@@ -137,7 +137,7 @@ class RemotePrefill:
             link.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    def __enter__(self) -> RemotePrefill:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -134,7 +134,7 @@ class PrefillServer:
             with contextlib.suppress(OSError):
                 os.unlink(self.address.path)
 
-    def __enter__(self) -> PrefillServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

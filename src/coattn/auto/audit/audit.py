@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Chosen(NamedTuple):
 
 
 class Audit:
-    """Of one group of layers under a rule with a target."""
+    """Of one group of layers under a rule with a target. What it raises costs no step anything."""
 
     def __init__(self, cache: KVCache, floors: Floors, target: float, drifted: set[int]) -> None:
         """target: the error of attention's output that the rule promises to keep below.
@@ -116,6 +116,10 @@ class Audit:
     def note(
         self, call: AttentionCall, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor
     ) -> None:
+        """A layer has attended: out `[rows, q_heads, d]`, merged from the states of the selection's works.
+
+        On a GPU this runs on a side stream, until `joined`.
+        """
         with self._dropping():
             self._note(call, table, selection, states, out)
 
@@ -137,9 +141,11 @@ class Audit:
         note_case(q, out, attended, far, memory, table.write_block, self._noted, choice, layer)
 
     def joined(self) -> None:
+        """The step's own streams have waited for the side stream."""
         self._kept.clear()
 
-    def commit(self, step: Step) -> None:
+    def commit(self) -> None:
+        """The step is over."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             with self._dropping():
@@ -233,3 +239,11 @@ class Audit:
         filling = chosen.length % self.cache.block
         if filling:
             yield kv[0, :filling, None], kv[1, :filling, None]
+
+
+@runtime_checkable
+class Audited(Protocol):
+    """A rule whose promise is measured."""
+
+    def make_audit(self) -> Audit | None:
+        """After the rule was opened; None where nothing can be left out."""

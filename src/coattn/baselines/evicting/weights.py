@@ -23,9 +23,6 @@ class EntryMemory(BlockMemory):
     Layout of a layer's tensor: `[blocks, kv_heads, 2, block]` float32. Positions are exact to 16 million.
     """
 
-    def layer_bytes(self, shape: LayerShape) -> int:
-        return 8 * self.block * shape.kv_heads
-
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
         return blocks, shape.kv_heads, 2, self.block
 

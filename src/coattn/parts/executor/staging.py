@@ -17,6 +17,21 @@ HALVES = 2
 
 
 @dataclass
+class Filling:
+    """A half on its way in."""
+
+    half: int
+    blocks: Tensor
+    ready: torch.cuda.Event | None
+
+    def wait(self) -> Tensor:
+        """The staged blocks, safe to read on the current stream."""
+        if self.ready is not None:
+            torch.cuda.current_stream(self.blocks.device).wait_event(self.ready)
+        return self.blocks
+
+
+@dataclass
 class Staging:
     """Two halves, filled and attended in turn.
 
@@ -106,18 +121,3 @@ class Staging:
     def _event(self) -> Any:
         """What the current stream of the device has been given so far."""
         return torch.cuda.current_stream(self.shape.device).record_event()
-
-
-@dataclass
-class Filling:
-    """A half on its way in."""
-
-    half: int
-    blocks: Tensor
-    ready: torch.cuda.Event | None
-
-    def wait(self) -> Tensor:
-        """The staged blocks, safe to read on the current stream."""
-        if self.ready is not None:
-            torch.cuda.current_stream(self.blocks.device).wait_event(self.ready)
-        return self.blocks

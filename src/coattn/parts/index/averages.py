@@ -22,6 +22,39 @@ UNKNOWN = -1.0
 """The average of an entry that nobody has weighed yet. None of these is left when a sequence decodes."""
 
 
+class Weights:
+    """Each entry's average weight, float32, on the layers' device."""
+
+    def __init__(self, layers: Mapping[int, LayerShape], blocks: int, block: int) -> None:
+        shape = next(iter(layers.values()))
+        self.blocks = blocks
+        self._values = torch.zeros(len(layers), blocks, shape.kv_heads, block, device=shape.device)
+        self._by_layer = dict(zip(layers, self._values.unbind(), strict=True))
+
+    def __getitem__(self, layer: int) -> Tensor:
+        """`[blocks, kv_heads, block]`"""
+        return self._by_layer[layer]
+
+    def of(self, layers: Sequence[int]) -> list[Tensor]:
+        """`[blocks, ...]` each; all layers in one."""
+        if len(layers) < len(self._by_layer):
+            return [self._by_layer[layer] for layer in layers]
+        return [self._values.transpose(0, 1)]
+
+    def forget(self, ids: Tensor, rows: Tensor) -> None:
+        """Nobody knows the averages of these entries `[n]` of blocks, in any layer. Waits for nothing."""
+        device = self._values.device
+        self._values[:, upload(ids, device), :, upload(rows, device)] = UNKNOWN
+
+    def settle(self, block: int) -> None:
+        """Entries of a block that nobody has weighed, and nobody will, weigh nothing."""
+        self._values[:, block].clamp_(min=0.0)
+
+    def copy(self, block: int) -> Tensor:
+        """`[layers, kv_heads, block]`: a block's averages as they are now, where they lie; waits for nothing."""
+        return self._values[:, block].clone()
+
+
 @dataclass
 class Averages(Index):
     """One float32 for each entry and KV head of the GPU's window; the attention over the window keeps them up."""
@@ -62,39 +95,6 @@ class Averages(Index):
             spec = self.cache.spec
             spec.ledger.give("gpu", self.values.blocks * _unit(spec, self.cache.block))
             del self.values
-
-
-class Weights:
-    """Each entry's average weight, float32, on the layers' device."""
-
-    def __init__(self, layers: Mapping[int, LayerShape], blocks: int, block: int) -> None:
-        shape = next(iter(layers.values()))
-        self.blocks = blocks
-        self._values = torch.zeros(len(layers), blocks, shape.kv_heads, block, device=shape.device)
-        self._by_layer = dict(zip(layers, self._values.unbind(), strict=True))
-
-    def __getitem__(self, layer: int) -> Tensor:
-        """`[blocks, kv_heads, block]`"""
-        return self._by_layer[layer]
-
-    def of(self, layers: Sequence[int]) -> list[Tensor]:
-        """`[blocks, ...]` each; all layers in one."""
-        if len(layers) < len(self._by_layer):
-            return [self._by_layer[layer] for layer in layers]
-        return [self._values.transpose(0, 1)]
-
-    def forget(self, ids: Tensor, rows: Tensor) -> None:
-        """Nobody knows the averages of these entries `[n]` of blocks, in any layer. Waits for nothing."""
-        device = self._values.device
-        self._values[:, upload(ids, device), :, upload(rows, device)] = UNKNOWN
-
-    def settle(self, block: int) -> None:
-        """Entries of a block that nobody has weighed, and nobody will, weigh nothing."""
-        self._values[:, block].clamp_(min=0.0)
-
-    def copy(self, block: int) -> Tensor:
-        """`[layers, kv_heads, block]`: a block's averages as they are now, where they lie; waits for nothing."""
-        return self._values[:, block].clone()
 
 
 def _unit(spec: CacheSpec, block: int) -> int:

@@ -31,8 +31,5 @@ class KeyMemory(BlockMemory):
     def dtype(self, shape: LayerShape) -> torch.dtype:
         return self.number or shape.dtype
 
-    def layer_bytes(self, shape: LayerShape) -> int:
-        return self.block * shape.kv_heads * self.width * self.dtype(shape).itemsize
-
     def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
         return (blocks, shape.kv_heads, self.block, self.width)

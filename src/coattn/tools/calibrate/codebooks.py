@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
+from coattn.hf.converted import Progress, silent
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.basis import fit_basis
@@ -18,7 +19,7 @@ from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
 from coattn.kernels.quantise.file import Origin, save
 from coattn.step.probe import Probe
 from coattn.text import Text
-from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
+from coattn.tools.calibrate.reading import read, tokens_of
 from coattn.types import Step
 
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from coattn.baselines.duo.head_labels import HeadLabels, retrieval_heads
 from coattn.errors import InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
+from coattn.hf.converted import Progress, silent
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.softcap import softcap
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.text import Text
-from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
+from coattn.tools.calibrate.reading import read, tokens_of
 from coattn.types import LayerShape, Step
 
 ALPHABET = """alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec

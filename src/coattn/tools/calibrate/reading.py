@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.hf.architectures import PreTrainedModel
+from coattn.hf.converted import Progress, silent
 from coattn.hf.forward import Session
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import read_prompt
@@ -15,13 +16,6 @@ from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.probe import Probe
 from coattn.text import Text
-
-Progress = Callable[[str, int, int], None]
-"""`(what, done, of how many)`"""
-
-
-def silent(_what: str, _done: int, _of: int) -> None:
-    """The progress of nobody who wants to know."""
 
 
 def tokens_of(loaded: Loaded, text: Text) -> Tensor:

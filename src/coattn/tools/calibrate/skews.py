@@ -10,12 +10,13 @@ from torch import Tensor
 
 from coattn.errors import InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
+from coattn.hf.converted import Progress, silent
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.skew import Skew, SkewOrigin, save, skew_of
 from coattn.step.probe import Probe
 from coattn.text import Text
-from coattn.tools.calibrate.reading import Progress, read, silent, tokens_of
+from coattn.tools.calibrate.reading import read, tokens_of
 from coattn.types import Step
 
 SHARE = 0.2

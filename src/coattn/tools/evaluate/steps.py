@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class Steps:
         report = {**self.composed.describe(), **self.ledger.describe(), **self.runtime.report(last)}
         return report | {"attended_gpu": gpu, "attended_host": host}
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
