@@ -16,6 +16,8 @@ from tests.cli.run import Done, coattn
 from coattn.cli.output import print_error
 from coattn.errors import ConfigError, WorkerError
 
+HUGE = "99999999999999999999"
+
 
 def assert_refused(done: Done, *words: str) -> None:
     assert done.returncode == 2, done.stderr
@@ -61,9 +63,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--method", "full", "--set", "host_dtype=int8"], ["no parameter 'host_dtype'"]),
         (["generate", "hello", "--method", "cpu", "--set", "host_dtype=int9"], ["'int9'"]),
         (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
-        (["generate", "hello", "--set", "block=99999999999999999999"], ["at most"]),
+        (["generate", "hello", "--set", f"block={HUGE}"], ["at most"]),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
+        (["plan", "llama-3-8b", "--context", HUGE], ["--context", "no sequence has"]),
+        (["plan", "llama-3-8b", "--context", "2147483647", "--method", "cpu"], ["67,108,864 blocks", "in proportion"]),
+        (["plan", "llama-3-8b", "--batch", "2147483647", "--method", "cpu"], ["blocks", "at most"]),
+        (["plan", "llama-3-8b", "--gpu", f"{HUGE}GiB"], ["--gpu", "no machine"]),
+        (["plan", "llama-3-8b", "--dram", f"{HUGE}GiB"], ["--dram", "no machine"]),
+        (["plan", "llama-3-8b", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
+        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
+        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "union=1"], ["union is 1"]),
+        (["generate", "w1", "--temperature", "inf"], ["--temperature", "finite"]),
+        (["generate", "w1", "--temperature", "nan"], ["--temperature", "finite"]),
+        (["generate", "w1", "--temperature", "1", "--top-p", "nan"], ["--top-p", "finite"]),
+        (["generate", "w1", "--seed", HUGE], ["--seed"]),
+        (["generate", "w1", "--seed", "-1"], ["--seed"]),
+        (["generate", "w1", "--max-new-tokens", HUGE], ["--max-new-tokens"]),
+        (["generate", "\udcff"], ["not text (UTF-8)"]),
+        (["generate", "w1", "--device", "meta"], ["does not run on the device meta"]),
+        (["generate", "w1", "--device", "cpu:5"], ["does not run on the device cpu:5"]),
+        (["eval", "needle", "--lengths", HUGE], ["--lengths"]),
+        (["eval", "needle", "--depths", "99999999"], ["--depths"]),
+        (["bench", "decode", "--batch", "2147483647"], ["--batch"]),
+        (["trace", "--batch", "2147483647"], ["--batch"]),
+        (["trace", "--steps", "2147483647"], ["--steps"]),
     ],
 )
 def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]) -> None:
@@ -118,8 +142,10 @@ def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pyte
         (["generate", " ".join(["w5"] * 600)], ["600 tokens", "only 512 positions"]),
         (["eval", "fidelity", "--length", "600"], ["--length is 600", "only 512 positions"]),
         (["chat"], ["no chat template", "coattn generate --raw"]),
+        (["generate", "w1", "--max-new-tokens", "100000000"], ["512 positions", "Give 511 or less"]),
+        (["eval", "needle", "--lengths", "99999999"], ["100,000,023 positions", "at most 488"]),
+        (["eval", "perplexity", "--length", "300", "--start", "99999999"], ["--start is 99,999,999", "--length"]),
     ],
-    ids=["size", "prompt", "text", "template"],
 )
 def test_refused_by_the_model(folder: Path, arguments: list[str], words: list[str]) -> None:
     assert_refused(coattn(*arguments, "--model", str(folder), stdin="w1\n"), *words)
