@@ -66,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--set", f"block={HUGE}"], ["at most"]),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
+        (["generate", "--no-such-option"], ["No such option", "generate --help"]),
         (["plan", "llama-3-8b", "--context", HUGE], ["--context", "no sequence has"]),
         (["plan", "llama-3-8b", "--context", "2147483647", "--method", "cpu"], ["67,108,864 blocks", "in proportion"]),
         (["plan", "llama-3-8b", "--batch", "2147483647", "--method", "cpu"], ["blocks", "at most"]),
@@ -177,32 +178,6 @@ def test_a_model_folder_that_cannot_be_read(folder: Path, tmp_path: Path) -> Non
     assert_refused(coattn("generate", "w1", "--model", str(broken)), str(broken))
 
 
-def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
-    from transformers import BloomConfig, BloomForCausalLM
-
-    BloomForCausalLM(BloomConfig(vocab_size=160, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    assert_refused(coattn("generate", "w1", "--model", str(tmp_path)), "family 'bloom'", "Supported: ")
-
-
-def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.toml"
-    rows.write_text(
-        '[method.odd]\ncache = "recent"\nselect = "maw_threshold"\nexecutor = "cpu"\nindex = "averages"\n'
-        'maintenance = "recall"\n'
-    )
-    done = coattn("generate", "hello", "--method", str(rows))
-    needs = [f"{part} needs" for part in ("index 'averages'", "select 'maw_threshold'", "maintenance 'recall'")]
-    assert_refused(done, *needs, "DRAM tier")
-
-
-def test_a_row_that_attends_where_nobody_does(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.toml"
-    rows.write_text('[method.odd]\ncache = "tiered"\nselect = "everything"\nexecutor = "gpu"\n')
-    assert_refused(coattn("generate", "hello", "--method", str(rows)), "in DRAM", "executor 'gpu' does not attend to")
-
-
 def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
     rows.write_text(
@@ -230,10 +205,6 @@ def test_an_answer_that_ends_with_the_model_s_positions_says_so(folder: Path) ->
 def test_an_output_that_cannot_be_written(folder: Path) -> None:
     done = coattn("eval", "fidelity", "--model", str(folder), "--length", "64", "--out", "/proc/nowhere/x.json")
     assert_refused(done, "cannot be written")
-
-
-def test_usage_errors_also_exit_with_2() -> None:
-    assert_refused(coattn("generate", "--no-such-option"), "No such option", "generate --help")
 
 
 @pytest.mark.parametrize("words", [[], ["eval"], ["bench"]], ids=" ".join)
