@@ -16,6 +16,8 @@ from tests.cli.run import Done, coattn
 from coattn.cli.output import print_error
 from coattn.errors import ConfigError, WorkerError
 
+HUGE = "99999999999999999999"
+
 
 def assert_refused(done: Done, *words: str) -> None:
     assert done.returncode == 2, done.stderr
@@ -61,9 +63,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--method", "full", "--set", "host_dtype=int8"], ["no parameter 'host_dtype'"]),
         (["generate", "hello", "--method", "cpu", "--set", "host_dtype=int9"], ["'int9'"]),
         (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
-        (["generate", "hello", "--set", "block=99999999999999999999"], ["at most"]),
+        (["generate", "hello", "--set", f"block={HUGE}"], ["at most"]),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
+        (["generate", "--no-such-option"], ["No such option", "generate --help"]),
+        (["plan", "llama-3-8b", "--context", HUGE], ["--context", "no sequence has"]),
+        (["plan", "llama-3-8b", "--context", "2147483647", "--method", "cpu"], ["67,108,864 blocks", "in proportion"]),
+        (["plan", "llama-3-8b", "--batch", "2147483647", "--method", "cpu"], ["blocks", "at most"]),
+        (["plan", "llama-3-8b", "--gpu", f"{HUGE}GiB"], ["--gpu", "no machine"]),
+        (["plan", "llama-3-8b", "--dram", f"{HUGE}GiB"], ["--dram", "no machine"]),
+        (["plan", "llama-3-8b", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
+        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
+        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "union=1"], ["union is 1"]),
+        (["generate", "w1", "--temperature", "inf"], ["--temperature", "finite"]),
+        (["generate", "w1", "--temperature", "nan"], ["--temperature", "finite"]),
+        (["generate", "w1", "--temperature", "1", "--top-p", "nan"], ["--top-p", "finite"]),
+        (["generate", "w1", "--seed", HUGE], ["--seed"]),
+        (["generate", "w1", "--seed", "-1"], ["--seed"]),
+        (["generate", "w1", "--max-new-tokens", HUGE], ["--max-new-tokens"]),
+        (["generate", "\udcff"], ["not text (UTF-8)"]),
+        (["generate", "w1", "--device", "meta"], ["does not run on the device meta"]),
+        (["generate", "w1", "--device", "cpu:5"], ["does not run on the device cpu:5"]),
+        (["eval", "needle", "--lengths", HUGE], ["--lengths"]),
+        (["eval", "needle", "--depths", "99999999"], ["--depths"]),
+        (["bench", "decode", "--batch", "2147483647"], ["--batch"]),
+        (["trace", "--batch", "2147483647"], ["--batch"]),
+        (["trace", "--steps", "2147483647"], ["--steps"]),
     ],
 )
 def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]) -> None:
@@ -118,8 +143,10 @@ def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pyte
         (["generate", " ".join(["w5"] * 600)], ["600 tokens", "only 512 positions"]),
         (["eval", "fidelity", "--length", "600"], ["--length is 600", "only 512 positions"]),
         (["chat"], ["no chat template", "coattn generate --raw"]),
+        (["generate", "w1", "--max-new-tokens", "100000000"], ["512 positions", "Give 511 or less"]),
+        (["eval", "needle", "--lengths", "99999999"], ["100,000,023 positions", "at most 488"]),
+        (["eval", "perplexity", "--length", "300", "--start", "99999999"], ["--start is 99,999,999", "--length"]),
     ],
-    ids=["size", "prompt", "text", "template"],
 )
 def test_refused_by_the_model(folder: Path, arguments: list[str], words: list[str]) -> None:
     assert_refused(coattn(*arguments, "--model", str(folder), stdin="w1\n"), *words)
@@ -151,32 +178,6 @@ def test_a_model_folder_that_cannot_be_read(folder: Path, tmp_path: Path) -> Non
     assert_refused(coattn("generate", "w1", "--model", str(broken)), str(broken))
 
 
-def test_a_family_that_is_not_supported(tmp_path: Path, folder: Path) -> None:
-    from transformers import BloomConfig, BloomForCausalLM
-
-    BloomForCausalLM(BloomConfig(vocab_size=160, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    assert_refused(coattn("generate", "w1", "--model", str(tmp_path)), "family 'bloom'", "Supported: ")
-
-
-def test_a_row_whose_parts_do_not_fit(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.toml"
-    rows.write_text(
-        '[method.odd]\ncache = "recent"\nselect = "maw_threshold"\nexecutor = "cpu"\nindex = "averages"\n'
-        'maintenance = "recall"\n'
-    )
-    done = coattn("generate", "hello", "--method", str(rows))
-    needs = [f"{part} needs" for part in ("index 'averages'", "select 'maw_threshold'", "maintenance 'recall'")]
-    assert_refused(done, *needs, "DRAM tier")
-
-
-def test_a_row_that_attends_where_nobody_does(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.toml"
-    rows.write_text('[method.odd]\ncache = "tiered"\nselect = "everything"\nexecutor = "gpu"\n')
-    assert_refused(coattn("generate", "hello", "--method", str(rows)), "in DRAM", "executor 'gpu' does not attend to")
-
-
 def test_a_row_from_a_file_runs(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
     rows.write_text(
@@ -204,10 +205,6 @@ def test_an_answer_that_ends_with_the_model_s_positions_says_so(folder: Path) ->
 def test_an_output_that_cannot_be_written(folder: Path) -> None:
     done = coattn("eval", "fidelity", "--model", str(folder), "--length", "64", "--out", "/proc/nowhere/x.json")
     assert_refused(done, "cannot be written")
-
-
-def test_usage_errors_also_exit_with_2() -> None:
-    assert_refused(coattn("generate", "--no-such-option"), "No such option", "generate --help")
 
 
 @pytest.mark.parametrize("words", [[], ["eval"], ["bench"]], ids=" ".join)

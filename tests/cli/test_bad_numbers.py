@@ -17,52 +17,7 @@ from coattn.part import check_number
 from coattn.units import parse_bytes
 from tests.cli.test_bad_input import assert_refused, folder
 
-HUGE = "99999999999999999999"
-
 __all__ = ["folder"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["plan", "llama-3-8b", "--context", HUGE], ["--context", "no sequence has"]),
-        (["plan", "llama-3-8b", "--context", "2147483647", "--method", "cpu"], ["67,108,864 blocks", "in proportion"]),
-        (["plan", "llama-3-8b", "--batch", "2147483647", "--method", "cpu"], ["blocks", "at most"]),
-        (["plan", "llama-3-8b", "--gpu", f"{HUGE}GiB"], ["--gpu", "no machine"]),
-        (["plan", "llama-3-8b", "--dram", f"{HUGE}GiB"], ["--dram", "no machine"]),
-        (["plan", "llama-3-8b", "--method", "cpu", "--set", "block=1", "--set", "block=2"], ["block twice: 1 and 2"]),
-        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "codebook=5"], ["codebook"]),
-        (["plan", "llama-3-8b", "--method", "hcattention", "--set", "union=1"], ["union is 1"]),
-        (["generate", "w1", "--temperature", "inf"], ["--temperature", "finite"]),
-        (["generate", "w1", "--temperature", "nan"], ["--temperature", "finite"]),
-        (["generate", "w1", "--temperature", "1", "--top-p", "nan"], ["--top-p", "finite"]),
-        (["generate", "w1", "--seed", HUGE], ["--seed"]),
-        (["generate", "w1", "--seed", "-1"], ["--seed"]),
-        (["generate", "w1", "--max-new-tokens", HUGE], ["--max-new-tokens"]),
-        (["generate", "\udcff"], ["not text (UTF-8)"]),
-        (["generate", "w1", "--device", "meta"], ["does not run on the device meta"]),
-        (["generate", "w1", "--device", "cpu:5"], ["does not run on the device cpu:5"]),
-        (["eval", "needle", "--lengths", HUGE], ["--lengths"]),
-        (["eval", "needle", "--depths", "99999999"], ["--depths"]),
-        (["bench", "decode", "--batch", "2147483647"], ["--batch"]),
-        (["trace", "--batch", "2147483647"], ["--batch"]),
-        (["trace", "--steps", "2147483647"], ["--steps"]),
-    ],
-)
-def test_refused_before_a_model_is_loaded(arguments: list[str], words: list[str]) -> None:
-    assert_refused(coattn(*arguments), *words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["generate", "w1", "--max-new-tokens", "100000000"], ["512 positions", "Give 511 or less"]),
-        (["eval", "needle", "--lengths", "99999999"], ["100,000,023 positions", "at most 488"]),
-        (["eval", "perplexity", "--length", "300", "--start", "99999999"], ["--start is 99,999,999", "--length"]),
-    ],
-)
-def test_refused_by_what_the_model_has_positions_for(folder: Path, arguments: list[str], words: list[str]) -> None:
-    assert_refused(coattn(*arguments, "--model", str(folder)), *words)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.run import coattn
-from tests.engine.small import prompt, small, tokenizer
+from tests.engine.small import prompt
+from tests.tools.evaluate.tiny import save_model
 
 from coattn import LLM
 from coattn.hf.prefilled import Prefilled
@@ -50,8 +51,7 @@ def test_an_empty_key_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_process_reads_until_it_is_told_to_end(tmp_path: Path) -> None:
-    small().cpu().save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
+    save_model(tmp_path / "model")
     (tmp_path / "key").write_text("secret\n")
     place = f"shm://{tmp_path / 'socket'}"
     command = [sys.executable, "-m", "coattn", "serve", "--role", "prefill", "--prefill-at", place]

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from tests.engine.faults import DEVICE, PARAMS, compare, ids
 from tests.engine.rows import options
+from tests.engine.small import check_tables
 from tests.hf.families import tiny
 
 import coattn
@@ -81,8 +82,7 @@ class History:
                 if self.disturbed:
                     between()
             with self.llm.engine.paused():
-                for table in self.llm.store.tables:
-                    table.check_integrity()
+                check_tables(self.llm)
         finally:
             self.llm.close()
         if not self.disturbed:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from tests.engine.rows import options
-from tests.engine.small import greedy, prompt, small, tokenizer
+from tests.engine.small import UNIT, check_tables, greedy, prompt, small, tokenizer
 
 import coattn
 from coattn.cache.block_table import BlockTable
@@ -31,7 +31,6 @@ from coattn.errors import BudgetError
 
 CANARY = 1e4
 """Finite: rows of a block that is not full yet are multiplied by a weight of zero."""
-UNIT = 8 * 1 * 2 * 2 * 8 * 4
 BUDGETS: dict[str, dict[str, Any]] = {
     "full": {"gpu_kv": 34 * UNIT},
     "cpu": {"host_kv": 30 * UNIT, "gpu_kv": 48 * UNIT},
@@ -203,8 +202,7 @@ class Player:
             self.counts["tokens"] += len(want)
             self.live.remove((handle, ids))
             self.counts["hits" if found.cached_tokens else "misses"] += 1
-        for table in self.llm.store.tables:
-            table.check_integrity()
+        check_tables(self.llm)
 
     def play(self, operations: int) -> None:
         """So many operations, then everything ends, and nothing may be left."""

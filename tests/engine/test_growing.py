@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engine.rows import options
-from tests.engine.small import UNIT, greedy, prompt, slow_prompts, small, tokenizer
+from tests.engine.small import UNIT, check_tables, greedy, prompt, slow_prompts, small, tokenizer
 
 import coattn
 from coattn.errors import BudgetError
@@ -83,6 +83,5 @@ def test_two_that_outgrow_dram_are_both_answered(method: str, disk: bool, tmp_pa
             assert report["prefill_tokens"] - 2 * 40 <= 8 * report["preemptions"]
         else:
             assert report["prefill_tokens"] > 2 * 40 + 8 * report["preemptions"]
-        for table in llm.store.tables:
-            table.check_integrity()
+        check_tables(llm)
         assert not list(tmp_path.glob("waiting-*"))

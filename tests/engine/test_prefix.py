@@ -28,20 +28,8 @@ def engine(method: str, **more: Any) -> coattn.LLM:
 def questions() -> list[list[int]]:
     """About one text of 90 tokens: they leave it around block borders, early and late."""
     text = prompt(90, seed=1)
-    ends = (
-        (90, 0),
-        (90, 3),
-        (72, 2),
-        (71, 70),
-        (73, 1),
-        (64, 66),
-        (8, 70),
-        (7, 70),
-        (90, 6),
-        (80, 0),
-        (63, 9),
-        (65, 2),
-    )
+    ends = ((90, 0), (90, 3), (72, 2), (71, 70), (73, 1), (64, 66),
+            (8, 70), (7, 70), (90, 6), (80, 0), (63, 9), (65, 2))  # fmt: skip
     return [text[:end] + prompt(more, seed=7 + more) for end, more in ends]
 
 
@@ -128,8 +116,7 @@ def test_what_is_coded_for_one_sequence_is_in_one_at_a_time() -> None:
 
 def test_a_beginning_that_is_used_stays_and_others_go() -> None:
     hot, params = prompt(64, seed=1), greedy(2, ignore_eos=True)
-    unit = 8 * 2 * 2 * 2 * 8 * 4  # tokens of a block, layers, keys and values, KV heads, head size, bytes
-    with engine("full", gpu_kv=24 * unit, max_length=128) as llm:
+    with engine("full", gpu_kv=24 * 2 * UNIT, max_length=128) as llm:
         llm.generate(hot, params)
         for i in range(8):
             assert llm.generate(hot + prompt(5, seed=i), params)[0].cached_tokens == 64
@@ -140,8 +127,7 @@ def test_a_beginning_that_is_used_stays_and_others_go() -> None:
 
 @pytest.mark.parametrize("method", ["full", "quest", "cpu"])
 def test_preempted_requests_come_back_through_it(method: str) -> None:
-    unit = 8 * 2 * 2 * 2 * 8 * 4
-    budget = {"host_kv": 27 * unit, "gpu_kv": 8 * unit} if method == "cpu" else {"gpu_kv": 30 * unit}
+    budget = {"host_kv": 54 * UNIT, "gpu_kv": 16 * UNIT} if method == "cpu" else {"gpu_kv": 60 * UNIT}
     asked = [prompt(40, seed=i) for i in range(4)]
     with engine(method, reuse=False) as llm:
         want = [each.token_ids for each in llm.generate(asked, greedy(90, ignore_eos=True))]
@@ -168,19 +154,8 @@ def test_salts_keep_tenants_apart() -> None:
 
 
 def test_no_two_lists_of_fields_have_one_digest() -> None:
-    found = [
-        ("a", "b"),
-        ("ab",),
-        ("ab", ""),
-        (b"ab",),
-        ("a", b"b"),
-        ([97, 98],),
-        ([97], [98]),
-        ("",),
-        (),
-        (b"",),
-        ([],),
-    ]
+    found: list[tuple[Any, ...]] = [("a", "b"), ("ab",), ("ab", ""), (b"ab",), ("a", b"b"), ("",), (), (b"",), ([],)]
+    found += [([97, 98],), ([97], [98])]
     assert len({digest(*fields) for fields in found}) == len(found)
 
 

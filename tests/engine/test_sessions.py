@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.rows import options, resumes
-from tests.engine.small import Only, greedy, prompt, small, tokenizer
+from tests.engine.small import UNIT, Only, check_tables, greedy, prompt, small, tokenizer
 
 import coattn
 from coattn.engine.prompts import encode_chat
@@ -52,8 +52,7 @@ def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, more: dict
         assert beside.cached_tokens == stored[2]
         if method != "random":  # its draws go on
             assert beside.token_ids == want.token_ids
-        for table in llm.store.tables:
-            table.check_integrity()
+        check_tables(llm)
     with engine(method, tmp_path, **more) as llm:
         again = llm.session("talk")
         assert len(again.tokens) == 58
@@ -124,8 +123,7 @@ def test_what_a_stop_string_cuts_off_is_not_part_of_the_conversation(
         want = session.ask(new, PARAMS)
         assert want.token_ids == llm.submit(whole, PARAMS, salt=b"nobody's").result().token_ids
         assert want.cached_tokens >= 16, "what was said before is still stored"
-        for table in llm.store.tables:
-            table.check_integrity()
+        check_tables(llm)
     with chatting(tmp_path) as llm:
         again = llm.session("chat")
         assert again.whole(new) == whole
@@ -255,8 +253,7 @@ def test_one_turn_at_a_time_and_a_failed_one_changes_nothing(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("host_kv", [1, None])
 def test_sessions_give_way_to_dram_or_read_again(host_kv: int | None, tmp_path: Path) -> None:
-    unit = 8 * 1 * 2 * 2 * 8 * 4
-    with engine("full", tmp_path, gpu_kv=30 * unit, host_kv=host_kv) as llm:
+    with engine("full", tmp_path, gpu_kv=30 * UNIT, host_kv=host_kv) as llm:
         sessions = [llm.session() for _ in range(3)]
         for i, session in enumerate(sessions):
             session.ask(prompt(70, seed=i), PARAMS)
@@ -270,8 +267,7 @@ def test_sessions_give_way_to_dram_or_read_again(host_kv: int | None, tmp_path: 
         for session in sessions:
             session.close()
         assert llm.ledger.held["host"] == 0
-        for table in llm.store.tables:
-            table.check_integrity()
+        check_tables(llm)
 
 
 def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,18 @@ def test_a_token_sees_its_block_and_the_anchor(block: int, anchor: int, cuts: li
     torch.testing.assert_close(torch.cat(outs).double(), wanted, atol=2e-5, rtol=1e-4)
 
 
+def in_steps(runtime: Runtime, cuts: Sequence[int], qkv: Sequence[Tensor], more: bool = False) -> list[Tensor]:
+    """more: the first step is not the end of its prompt."""
+    outs, start = [], 0
+    for cut in cuts:
+        step = Step.of((0,), (start,), (cut,))
+        running = runtime.begin(replace(step, more=frozenset({0} if more and not start else ())))
+        outs.append(runtime.attend(running, 0, *(x[start : start + cut] for x in qkv), 0.25))
+        runtime.commit(running)
+        start += cut
+    return outs
+
+
 @pytest.mark.parametrize("method", ["full", "cpu", "hcattention"])
 def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
     extra: dict[str, Any] = {"groups": 0, "tau": 1} if method == "hcattention" else {}
@@ -51,14 +64,7 @@ def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
     assert composed.params["prefill_block"] == 32
     runtime = Runtime([SHAPE], composed, Ledger(), 1, None)
     q, k, v = (torch.randn(101, heads, 16) for heads in (4, 2, 2))
-    outs, start = [], 0
-    for cut in (50, 50, 1):
-        step = Step.of((0,), (start,), (cut,))
-        running = runtime.begin(replace(step, more=frozenset() if start else frozenset({0})))
-        own = slice(start, start + cut)
-        outs.append(runtime.attend(running, 0, q[own], k[own], v[own], 0.25))
-        runtime.commit(running)
-        start += cut
+    outs = in_steps(runtime, (50, 50, 1), (q, k, v), more=True)
     wanted = textbook(q[:100], k[:100], v[:100], 32, 16)
     wanted[80:] = textbook(q, k, v, 101, 0)[80:100]
     torch.testing.assert_close(torch.cat(outs[:2]).double(), wanted, atol=2e-5, rtol=1e-4)
@@ -69,12 +75,5 @@ def test_every_method_takes_it_and_decodes_over_everything(method: str) -> None:
 def test_a_later_turn_sees_everything() -> None:
     runtime = Runtime([SHAPE], compose(METHODS["full"], prefill_block=16), Ledger(), 1, None)
     q, k, v = (torch.randn(90, heads, 16) for heads in (4, 2, 2))
-    outs, start = [], 0
-    for cut in (40, 1, 49):
-        step = Step.of((0,), (start,), (cut,))
-        running = runtime.begin(step)
-        own = slice(start, start + cut)
-        outs.append(runtime.attend(running, 0, q[own], k[own], v[own], 0.25))
-        runtime.commit(running)
-        start += cut
+    outs = in_steps(runtime, (40, 1, 49), (q, k, v))
     torch.testing.assert_close(outs[2].double(), textbook(q, k, v, 90, 0)[41:], atol=2e-5, rtol=1e-4)

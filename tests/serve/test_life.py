@@ -45,6 +45,15 @@ def slow(server: Running, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.05
     monkeypatch.setattr(server.llm.runner, "decode", wait)
 
 
+def ask_all(server: Running, bodies: list[dict[str, Any]]) -> tuple[list[threading.Thread], list[httpx.Response]]:
+    """Clients who ask at once, and the answers that there are."""
+    found: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
+    for each in threads:
+        each.start()
+    return threads, found
+
+
 def counts(server: Running) -> dict[str, int]:
     return dict(server.llm.report()["requests"])
 
@@ -158,11 +167,8 @@ def test_draining_lets_the_running_end_and_takes_nobody_new(monkeypatch: pytest.
     # a limit that a busy machine does not reach
     with serving(Settings(port=0, names=("small",), drain=60), max_batch=2) as server:
         slow(server, monkeypatch, 0.02)
-        found: list[httpx.Response] = []
         bodies = [{**LONG, "max_tokens": 40, "stream": streams} for streams in (True, False, True)]
-        threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
-        for each in threads:
-            each.start()
+        threads, found = ask_all(server, bodies)
         server.until(lambda: len(server.llm.engine.inbox.live) == 3)
         server.stop()
         server.until(lambda: server.client.get("/ready").status_code == 503)
@@ -185,9 +191,7 @@ def test_draining_ends_at_its_limit_and_a_second_signal_at_once(
 ) -> None:
     with serving(Settings(port=0, names=("small",), drain=drain)) as server:
         slow(server, monkeypatch)
-        found: list[str] = []
-        asks = threading.Thread(target=lambda: found.append(server.post(CHAT, {**LONG, "stream": True}).text))
-        asks.start()
+        (asks,), found = ask_all(server, [{**LONG, "stream": True}])
         server.until(lambda: bool(server.llm.engine.inbox.live))
         server.until(lambda: server.llm.report()["new_tokens"] > 1)
         start = time.monotonic()
@@ -197,8 +201,8 @@ def test_draining_ends_at_its_limit_and_a_second_signal_at_once(
         server.thread.join(10)
         assert time.monotonic() - start < 5
         assert server.code == stops - 1
-        assert '"code":"draining"' in found[0]
-        assert found[0].endswith("data: [DONE]\n\n")
+        assert '"code":"draining"' in found[0].text
+        assert found[0].text.endswith("data: [DONE]\n\n")
 
 
 def test_an_engine_that_breaks_tells_everybody_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +216,7 @@ def test_an_engine_that_breaks_tells_everybody_and_comes_back(monkeypatch: pytes
     with serving(Settings(port=0, names=("small",)), make) as server:
         want = server.post(CHAT, HELLO).json()["choices"]
         slow(server, monkeypatch, 0.02)
-        found: list[httpx.Response] = []
-        bodies = [{**LONG, "stream": streams} for streams in (True, False)] * 3
-        threads = [threading.Thread(target=lambda b=b: found.append(server.post(CHAT, b))) for b in bodies]
-        for each in threads:
-            each.start()
+        threads, found = ask_all(server, [{**LONG, "stream": streams} for streams in (True, False)] * 3)
         server.until(lambda: len(server.llm.engine.inbox.live) == 6 and server.llm.report()["new_tokens"] > 20)
 
         def fail() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import openai
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tests.engine.small import END, greedy, prompt
 from tests.serve.running import HELLO, Running
 
@@ -169,18 +166,11 @@ def test_many_at_once_get_what_they_get_alone(server: Running) -> None:
 
 
 def test_answers_have_the_published_shape(server: Running) -> None:
-    """OpenAI's client is made from the published schema; strict validation says whether each field is of its kind."""
+    """`post` holds every answer to OpenAI's types; here are those with the most fields."""
     ask = {**HELLO, "logprobs": True, "top_logprobs": 1, "n": 2}
-    ChatCompletion.model_validate_json(server.post("/v1/chat/completions", ask).text, strict=True)
-    Completion.model_validate_json(
-        server.post("/v1/completions", {"prompt": "x", "max_tokens": 2, "logprobs": 1}).text, strict=True
-    )
-    streamed = server.post(
-        "/v1/chat/completions", {**ask, "stream": True, "stream_options": {"include_usage": True}}
-    ).text
-    events = [line.removeprefix("data: ") for line in streamed.splitlines() if line.startswith("data: ")]
-    assert events[-1] == "[DONE]"
-    for each in events[:-1]:
-        chunk = ChatCompletionChunk.model_validate_json(each, strict=True)
-        assert chunk.object == "chat.completion.chunk"
-        assert set(json.loads(each)) <= {*ChatCompletionChunk.model_fields, "coattn"}
+    streamed = {**ask, "stream": True, "stream_options": {"include_usage": True}}
+    text = {"prompt": "x", "max_tokens": 2, "logprobs": 1}
+    for path, body in (("chat/completions", ask), ("chat/completions", streamed), ("completions", text)):
+        got = server.post(f"/v1/{path}", body)
+        assert got.status_code == 200
+        assert got.text.endswith("data: [DONE]\n\n") == ("stream" in body)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from tests.serve.running import Running, serving
+from tests.serve.test_life import slow
 
 from coattn.serve.guide import Grammars
 from coattn.serve.routes.page import files
@@ -64,7 +65,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     compiled = Grammars.compile
     monkeypatch.setattr(Grammars, "compile", lambda self, wanted, llm: compiled(self, spell, llm))
     with serving(method="cpu", window_blocks=1) as server, sync_playwright() as play:
-        slow(server, monkeypatch)
+        slow(server, monkeypatch, 0.03)  # long enough for a person, or a test, to see something
         browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         made = browser.new_page()
         made.set_default_timeout(60_000)
@@ -73,17 +74,6 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made.goto(server.url + "/")
         yield made
         browser.close()
-
-
-def slow(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for a person, or a test, to see something."""
-    decode = server.llm.runner.decode
-
-    def wait(*args: Any) -> Any:
-        time.sleep(0.03)
-        return decode(*args)
-
-    monkeypatch.setattr(server.llm.runner, "decode", wait)
 
 
 def send(page: Any, text: str) -> None:

@@ -13,16 +13,13 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from tests.cli.run import coattn
-from tests.engine.small import small, tokenizer
 from tests.serve.running import HELLO
+from tests.tools.evaluate.tiny import save_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model") / "tiny"
-    small().cpu().save_pretrained(made)
-    tokenizer().save_pretrained(made)
-    return made
+    return Path(save_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def test_sigterm_under_load_ends_every_stream_properly(folder: Path) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.kernels.cuda.emulator import modules
+from tests.kernels.cuda.test_score_digest import check_scores
 from tests.kernels.pools import copied
 from torch import Tensor
 
-from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import bound_scores as bounds
 from coattn.kernels.cuda import score_digest as digests
 from coattn.kernels.cuda import score_sketch as cuda
-from coattn.kernels.digest import score_parts
 from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.scored_entries import Chosen, ScoredEntries
@@ -203,21 +202,9 @@ def test_scores_bounds_and_choices(
 @pytest.mark.parametrize(("d", "group", "cap", "dtype"), [(64, 3, None, torch.float16), (128, 5, 30.0, torch.bfloat16)])
 def test_attention_over_window_and_pool(d: int, group: int, cap: float | None, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
-    from tests.kernels.cuda.test_attend_pool import world
+    from tests.kernels.cuda.test_attend_pool import check_attending
 
-    from coattn.kernels.cuda import attend_pool as kernel
-
-    pool, (q, gpu, lists, seq) = world(d, group, dtype, places=288)
-    other = copied(pool)
-    window, rest = attend_near(q.float(), gpu.float(), lists, pool, seq, 0.02, cap)
-    near, finish = kernel.attend_near(q, gpu, lists, other, seq, 0.02, cap)
-    torch.testing.assert_close(near.logsumexp(1), window.logsumexp(1), atol=2e-3, rtol=2e-3)
-    want, got = rest().merged(), finish().merged()
-    torch.testing.assert_close(got.lse, want.lse, atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(got.out, want.out, atol=5e-3, rtol=5e-3)
-    torch.testing.assert_close(
-        other.true_lse[seq.long()].logsumexp(1), pool.true_lse[seq.long()].logsumexp(1), atol=2e-3, rtol=2e-3
-    )
+    check_attending(d, group, cap, dtype, torch.device("cpu"), places=288)
 
 
 @compiler
@@ -239,13 +226,4 @@ def test_looking_up(d: int, group: int, cap: float | None, dtype: torch.dtype) -
     ],
 )
 def test_scores_of_digests(n: int, d: int, group: int, cap: float | None, slack: float, dtype: torch.dtype) -> None:
-    torch.manual_seed(n)
-    q = torch.randn(3, KV_HEADS * group, d).to(dtype)
-    kept = torch.randn(3 * n + 5, KV_HEADS, 2, d).sort(2).values.to(dtype)
-    table = torch.randperm(3 * n).int().view(3, n)
-    tokens = torch.tensor([n * 32 + 7, min(n, 17) * 32, 0]).int().clamp(max=n * 32)
-    got = digests.score_parts(q, kept, table, tokens, 32, 0.09, cap, slack)
-    want = score_parts.reference(q, kept, table, tokens, 32, 0.09, cap, slack)
-    there = torch.isfinite(want.blocks)
-    torch.testing.assert_close(got.blocks[there], want.blocks[there], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(got.sums, want.sums, atol=1e-4, rtol=1e-4)
+    check_scores(n, d, group, cap, slack, dtype, torch.device("cpu"))

@@ -173,6 +173,18 @@ TYPES: dict[Any, dict[str, str]] = {
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
 }
 """What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""
+ODD: dict[Any, dict[str, str]] = {
+    pick_blocks._pick_blocks: {"host_ptr": "*i32"},
+    read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
+    read_keys._listed_rows: {"ids_ptr": "*i64", "out_ptr": "*bf16"},
+    append._write_rows: {"ids_ptr": "*i64", "places_ptr": "*i64"},
+    read_kernel._read: dict.fromkeys(("x_ptr", "order_ptr", "out_ptr"), "*i32"),
+    nearest._nearest_in_cells: {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"},
+    nearest._turn_flushed: {"to_ptr": "*bf16"},
+    attend_prompt._attend_prompt: {"out_ptr": "*bf16"},
+    **{kernel: {"out_ptr": "*bf16"} for kernel in (model._rms_norm, model._gated, linear._vector, linear._few)},
+}
+"""Of kernels whose other arguments are told by their names: those that are not."""
 WHOLE = "block to seq kept bit ids later count free incoming clock age token token_of num_incoming num_attended"
 
 TILES: dict[Any, Any] = {
@@ -194,8 +206,8 @@ def few(bn: int, bk: int, shared: int) -> dict[str, int]:
 
 def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
-    if kernel in TYPES and name in TYPES[kernel]:
-        return TYPES[kernel][name]
+    if found := TYPES.get(kernel, {}).get(name) or ODD.get(kernel, {}).get(name):
+        return found
     if kernel in TYPES and name.endswith("_ptr") and name[:-4] in WHOLE.split():
         return "*i32"
     if name in FLOATS:
@@ -211,29 +223,9 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
         return ENTRIES[name]
     if constants.get("PACKED") and name in ("memory_ptr", "scale_ptr", "near_ptr"):
         return "*u8" if name == "memory_ptr" else "*fp16"
-    if name == "host_ptr" and kernel is pick_blocks._pick_blocks:
-        return "*i32"
-    if kernel is read_keys._read_keys and name == "ids_ptr":
-        return "*i32"
-    if kernel is read_keys._listed_rows and name == "ids_ptr":
-        return "*i64"
-    if kernel is append._write_rows and name in ("ids_ptr", "places_ptr"):
-        return "*i64"
-    if kernel in (read_keys._read_keys, read_keys._listed_rows) and name == "out_ptr":
-        return "*bf16"
-    if kernel is read_kernel._read:
-        return "*i32"
-    if kernel is nearest._nearest_in_cells and name in ("edges_ptr", "start_ptr", "which_ptr"):
-        return {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"}[name]
-    if kernel is nearest._turn_flushed and name == "to_ptr":
-        return "*bf16"
-    if kernel in (model._rms_norm, model._gated, linear._vector, linear._few) and name == "out_ptr":
-        return "*bf16"
     if kernel is merge_rows._merge_rows and name[:4] in ("out_", "lse_", "tota", "stri"):
         numbers = {"out_": "*bf16", "lse_": "*fp32", "tota": "*fp32", "stri": "*i64"}
         return "i32" if name == "total_token" else numbers[name[:4]]
-    if kernel is attend_prompt._attend_prompt and name == "out_ptr":
-        return "*bf16"
     if kernel is merge._merge:
         return "*bf16" if name == "result_ptr" else "*fp32"
     if name == "codes_ptr":

@@ -58,6 +58,15 @@ def same(a: Lists, b: Lists) -> None:
         torch.testing.assert_close(getattr(a, name), getattr(b, name), atol=1e-4, rtol=1e-4)
 
 
+def picks(scores: Scores, rows: Rows, pool: Residents, count: int) -> Lists:
+    """The kernel's, which are the reference's."""
+    got, want = lists(count), lists(count)
+    pick_kernel.pick_blocks(scores, rows, pool, got)
+    pick_blocks.reference(scores, rows, pool, want)
+    same(got, want)
+    return got
+
+
 @pytest.mark.parametrize(
     ("group", "n", "slack", "softcap"), [(1, 9, 1.0, None), (3, 64, 0.5, 20.0), (5, 150, 0.5, None)]
 )
@@ -79,10 +88,7 @@ def test_pick_blocks(group: int, n: int, count: int) -> None:
     digests = digest(draw(200, HEADS, 4, D, seed=1))
     q = draw(3, HEADS * group, D)
     scores = score_parts.reference(q, digests, rows.host_blocks, rows.host_lens, BLOCK, 0.3, None, 0.5)
-    got, want = lists(count), lists(count)
-    pick_kernel.pick_blocks(scores, rows, pool, got)
-    pick_blocks.reference(scores, rows, pool, want)
-    same(got, want)
+    want = picks(scores, rows, pool, count)
     missed = want.host_lens // BLOCK
     assert missed[0].sum() > 0
     assert want.chosen[0, :, : pool.sinks].tolist() == [[0, 1]] * HEADS
@@ -98,10 +104,7 @@ def test_of_equal_scores_the_older_are_picked() -> None:
     scores = Scores(torch.zeros(3, HEADS, 1, 20, device=DEVICE), torch.zeros(3, HEADS, 1, 1, device=DEVICE))
     scores.blocks[..., 11] = 1
     scores.blocks[..., 15] = -1
-    got, want = lists(6), lists(6)
-    pick_kernel.pick_blocks(scores, rows, pool, got)
-    pick_blocks.reference(scores, rows, pool, want)
-    same(got, want)
+    got = picks(scores, rows, pool, 6)
     assert got.chosen[0, 0].tolist() == [0, 1, 2, 3, 4, 11]
 
 
@@ -160,7 +163,4 @@ def test_picks_among_many_equal_scores(n: int, count: int, steps: int) -> None:
     rows, pool = world(n)
     coarse = (draw(3, HEADS, 1, n, seed=n) * steps).round() / steps
     scores = Scores(coarse, torch.zeros(3, HEADS, 1, -(-n // 64), device=DEVICE))
-    got, want = lists(count), lists(count)
-    pick_kernel.pick_blocks(scores, rows, pool, got)
-    pick_blocks.reference(scores, rows, pool, want)
-    same(got, want)
+    picks(scores, rows, pool, count)

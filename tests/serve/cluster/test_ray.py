@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.serve.cluster.saved import save
+from tests.tools.evaluate.tiny import save_model
 
 from coattn.serve.cluster.options import Options
 
@@ -20,9 +20,9 @@ CHECKS = Path(__file__).resolve().parents[3] / "scripts" / "ray_checks.py"
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: the extra ray")
 def test_a_replica_is_killed_midway(tmp_path: Path) -> None:
     """A short version of `scripts/ray_checks.py`, in a process of its own."""
-    model = save(tmp_path / "model")
+    model = save_model(tmp_path / "model")
     small = ["--turns", "5", "--tokens", "6", "--max-length", "512", "--words", "24", "--chunk", "1"]
-    command = [sys.executable, str(CHECKS), "--model", str(model), *small]
+    command = [sys.executable, str(CHECKS), "--model", model, *small]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "30 requests: " in done.stdout

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.routing import request_response
-from tests.serve.cluster.saved import save
+from tests.tools.evaluate.tiny import save_model
 
 from coattn.errors import CoattnError, ConfigError, ModelError
 from coattn.serve.cluster.affinity import CHAT, TEXT, affinity
@@ -24,7 +24,7 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "t
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("model"))
+    return Path(save_model(tmp_path_factory.mktemp("model")))
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.run import coattn
-from tests.engine.small import greedy, llm, small, tokenizer
+from tests.engine.small import greedy, llm
+from tests.tools.evaluate.tiny import save_model
 
 from coattn import LLM
 from coattn.engine.sampling.params import SamplingParams
@@ -140,9 +141,7 @@ def test_an_interrupt_stops_the_answer_and_keeps_what_there_is(partner: Partner)
 
 
 def test_the_command(tmp_path: Path) -> None:
-    small().cpu().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    asked = ["--model", str(tmp_path), "--temperature", "0", "--max-new-tokens", "5", "--device", "cpu"]
+    asked = ["--model", save_model(tmp_path), "--temperature", "0", "--max-new-tokens", "5", "--device", "cpu"]
     done = coattn("chat", *asked, "--dtype", "float32", stdin="hello\n/stats\n")
     with LLM(str(tmp_path), device="cpu", dtype="float32") as engine:
         want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text

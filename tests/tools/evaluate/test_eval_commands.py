@@ -27,7 +27,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("arguments", [["full"], ["oracle", "--set", "budget=64"]])
+@pytest.mark.parametrize("arguments", [["full"], ["full", "--set", "block=4"], ["oracle", "--set", "budget=64"]])
 def test_what_attends_to_everything_is_faithful_to_the_bit(folder: Path, arguments: list[str]) -> None:
     found = run(folder, "fidelity", "--method", *arguments, *WINDOWS)
     assert (found["kl"], found["kl_max"], found["top1"], found["top5"]) == (0.0, 0.0, 1.0, 1.0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
 
-from coattn.hf.logits import head
 from coattn.tools.evaluate import fidelity, perplexity
 from coattn.tools.evaluate.forced import Forced, force
 
@@ -40,13 +39,6 @@ def test_forced_losses_equal_the_models_own(family: str) -> None:
     forced = force(model, IDS, 60, "full")
     torch.testing.assert_close(forced.losses.float(), losses, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(forced.logits, logits[60:].float(), atol=5e-5, rtol=5e-5)
-
-
-def test_the_head_caps_logits_as_the_model_does() -> None:
-    model = tiny("gemma2")
-    with torch.no_grad():
-        hidden = model.model(IDS[None]).last_hidden_state[0]
-        torch.testing.assert_close(head(model, hidden), model(IDS[None]).logits[0])
 
 
 def test_comparison_splits_the_text_at_the_first_decode_step() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.small import greedy, llm, prompt
+from tests.engine.small import check_tables, greedy, llm, prompt
 
 import coattn
 from coattn.engine.handle import Handle
@@ -166,8 +166,7 @@ def test_a_session_that_goes_back_answers_as_if_the_turn_had_never_been(
         before = session.tokens
         turn_and_cancel(made, session, stage, monkeypatch)
         goes_back(session, before, back)
-        for table in made.store.tables:
-            table.check_integrity()
+        check_tables(made)
         session.close()
         made.generate(prompt(20, seed=5), greedy(2))
         assert dict(made.runner.free()) == made.engine.scheduler.admission.capacity
@@ -215,6 +214,5 @@ def test_a_turn_that_loses_its_slot_goes_on_whatever_was_chosen(monkeypatch: pyt
             handle = turn_up_to(made, session, stage, monkeypatch, lambda _, it=scheduler: it.preempt())
             found.append(handle.result().token_ids)
             assert handle.request.preemptions == 1
-            for table in made.store.tables:
-                table.check_integrity()
+            check_tables(made)
     assert found == [found[0]] * len(found)
