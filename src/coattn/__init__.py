@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from coattn._version import __version__ as __version__
 from coattn.errors import CoattnError as CoattnError
 
+TYPE_CHECKING = False  # `typing` takes a while, in which Ctrl-C would end in a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from coattn.engine.llm import LLM as LLM
     from coattn.engine.sampling.params import SamplingParams as SamplingParams
     from coattn.hf.attach import attach as attach

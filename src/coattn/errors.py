@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # see `coattn`
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
 
 class CoattnError(Exception):
     """Base of every error coattn raises on purpose.
@@ -17,6 +21,21 @@ class CoattnError(Exception):
 
 class ConfigError(CoattnError):
     """An unknown key, a value of the wrong type or out of range."""
+
+
+class UnknownNameError(ConfigError):
+    """Parameters that `owner` does not have. instead: by name, what does the same."""
+
+    def __init__(
+        self, owner: str, names: Collection[str], known: Collection[str], instead: Mapping[str, str] | None = None
+    ) -> None:
+        from difflib import get_close_matches
+
+        self.owner, self.names, self.known = owner, sorted(names), sorted(known)
+        close = [found for name in self.names for found in get_close_matches(name, self.known, 1)]
+        said = f"{owner[:1].upper()}{owner[1:]} has no parameter {', '.join(map(repr, self.names))}."
+        hint = f"Did you mean {', '.join(close)}?" if close else f"It has: {', '.join(self.known)}."
+        super().__init__(said, next((text for name, text in (instead or {}).items() if name in names), hint))
 
 
 class MethodError(CoattnError):

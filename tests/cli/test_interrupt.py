@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from coattn.__main__ import main
 
 
-class Interrupted:
-    """An importer: whoever asks for the command line is interrupted."""
+PROGRAM = """
+import os, signal, sys
 
-    def find_spec(self, name: str, *_: object) -> None:
+class Interrupts:  # whoever asks for the command line is interrupted
+    def find_spec(self, name, *_):
         if name == "coattn.cli.main":
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+from coattn.__main__ import main
+main()
+"""
 
 
-def test_an_interrupt_during_the_imports(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delitem(sys.modules, "coattn.cli.main", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 130
-    assert capsys.readouterr() == ("", "stopped.\n")
+def test_an_interrupt_during_the_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped.\n")
+
+
+def test_little_is_imported_before_an_interrupt_is_heard() -> None:
+    """An interrupt in what `coattn` itself imports would end in a traceback."""
+    program = "import sys; before = set(sys.modules); import coattn; print(sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert eval(found) == ["__future__", "coattn", "coattn._version", "coattn.errors"]
 
 
 def test_the_installed_command_is_the_one_that_hears_it() -> None:

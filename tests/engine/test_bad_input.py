@@ -42,8 +42,9 @@ def test_parameters_may_be_written_simply() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams(stop_token_ids=[1, 2]).stop_token_ids == (1, 2)
     assert SamplingParams(stop_token_ids=3).stop_token_ids == (3,)
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="SamplingParams has no parameter 'tempreature'") as caught:
         SamplingParams(tempreature=1.0)  # type: ignore[call-arg]
+    assert caught.value.hint == "Did you mean temperature?"
 
 
 @pytest.mark.parametrize(

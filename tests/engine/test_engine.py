@@ -393,11 +393,3 @@ def test_the_report_counts() -> None:
     assert report["new_tokens"] == 12
     assert report["requests"] == {"stop": 0, "length": 2, "error": 0, "cancelled": 0}
     assert report["gpu_kv_bytes"] == report["gpu_kv_peak"] > 0
-
-
-def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with llm() as engine:
-        engine.generate([prompt(4), prompt(5)], greedy(3, ignore_eos=True), progress=True)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "2/2 requests, 6 tokens" in err

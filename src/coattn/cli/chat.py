@@ -3,47 +3,90 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import EngineOptions, engine_options, length_option, sampling_options
-from coattn.cli.output import err
-from coattn.errors import InputError
+from coattn.cli.options import EngineOptions, engine_options, is_given, length_option, sampling_options
+from coattn.cli.output import err, notices
+from coattn.errors import ConfigError, InputError
+from coattn.serve.settings import KEY
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM
     from coattn.tools.chat.partner import Partner
+    from coattn.tools.chat.server import Server
+
+OF_ENGINE = [each.name for each in fields(EngineOptions) if each.name != "progress"] + ["max_length", "session"]
+"""Options of an engine in this process."""
+SERVER = "http://127.0.0.1:8000"
+"""Where `coattn serve` listens."""
+HOW = "/help lists the commands, Ctrl-C stops an answer, /quit or Ctrl-D leaves."
 
 
 @click.command()
 @engine_options
 @length_option("conversation")
+@click.option("--url", metavar="URL", help=f"Talk to this server. Its API key is read from {KEY}.")
 @click.option("--session", metavar="NAME", help="Continue the session of this name, and save it at the end.")
 @click.option("--system", metavar="TEXT", help="Begin the conversation with this system message.")
 @sampling_options(1024, 0.7, 0.95)
 def chat(
-    engine: EngineOptions, max_length: int | None, session: str | None, system: str | None, **sampling: Any
+    engine: EngineOptions,
+    max_length: int | None,
+    url: str | None,
+    session: str | None,
+    system: str | None,
+    **sampling: Any,
 ) -> None:
     """Chat with a model. Answers go to stdout, everything else to stderr.
 
-    /help lists the commands: files, other methods, statistics. If messages come from a pipe or a file, the exit code is
-    2 if one of them failed.
+    If `coattn serve` runs on this machine at its default port, it answers, unless there is an option for the model, the
+    method, memory or the session; else the model is loaded here. /help lists the commands: files, other methods,
+    statistics. If messages come from a pipe or a file, the exit code is 2 if one of them failed.
     """
     from coattn.engine.sampling.params import SamplingParams
     from coattn.tools.chat.talk import Talk
 
-    partner = open_partner(engine, max_length, session)
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (gives `input` its history and its editing)
-    try:
-        talk = Talk(partner, SamplingParams(**sampling), system, read, write, tell)
-        talk.run()
-    finally:
-        partner.close()
+    given = [name for name in OF_ENGINE if is_given(name)]
+    if url is not None and given:
+        option = "set" if given[0] == "settings" else given[0].replace("_", "-")
+        raise ConfigError(f"--{option} has no effect on the server at --url.", "Omit one of them.")
+    with notices() as answer:
+        server = None if given else find_server(url, engine.progress)
+        partner = server or open_partner(engine, max_length, session)
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (gives `input` its history and its editing)
+
+        def read_next(prompt: str) -> str:
+            answer.release()
+            return read(prompt)
+
+        try:
+            tell(f"{partner.greeting()}. {HOW}")
+            talk = Talk(partner, SamplingParams(**sampling), system, read_next, answer.write, tell)
+            talk.run()
+        finally:
+            partner.close()
     if talk.failed and not sys.stdin.isatty():
         sys.exit(2)  # there is no user who could ask again
+
+
+def find_server(url: str | None, progress: bool) -> Server | None:
+    """The server at `url`; where none is given, one that runs on this machine and needs no key."""
+    from coattn.tools.chat.server import Server
+
+    if url is not None:
+        return Server(url, os.environ.get(KEY), progress)
+    try:
+        return Server(SERVER, progress=progress, timeout=1.0)
+    except InputError as error:
+        if "cannot be reached" not in str(error):  # something is there: say why it is not used
+            tell(f"There is a server at {SERVER}, but: {error} {error.hint}")
+        return None
 
 
 def open_partner(engine: EngineOptions, max_length: int | None, session: str | None) -> Partner:
@@ -57,6 +100,7 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
     from coattn.engine.llm import LLM
     from coattn.tools.chat.partner import Partner
 
+    tell(f"Loading {engine.model}" + ("." if is_given("model") else "; --model takes another."))
     loaded = engine.load()
     if not getattr(loaded.tokenizer, "chat_template", None):
         raise InputError(
@@ -69,7 +113,7 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
         options: dict[str, Any] = {**engine.memory, **own}
         return LLM(loaded, name, max_batch=1, max_length=max_length, **options)
 
-    return Partner(open_engine, engine.method, session)
+    return Partner(open_engine, engine.method, session, engine.progress)
 
 
 def read(prompt: str) -> str:
@@ -83,11 +127,6 @@ def read(prompt: str) -> str:
     if not line:
         raise EOFError
     return line.rstrip("\n")
-
-
-def write(piece: str) -> None:
-    """Part of an answer."""
-    click.echo(piece, nl=False)
 
 
 def tell(text: str) -> None:

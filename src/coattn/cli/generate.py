@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from coattn.cli.options import EngineOptions, count_option, engine_options, json_option, sampling_options
-from coattn.cli.output import err, print_json
-from coattn.errors import CoattnError, ConfigError, InputError
+from coattn.cli.output import err, notices, print_json
+from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import format_bytes
 
@@ -47,19 +47,12 @@ def generate(
 
     loaded = engine.load()
     ids = encode_prompt(loaded, text, raw)
-    written: list[str] = []
-
-    def write(piece: str) -> None:
-        click.echo(piece, nl=False)
-        written[:] = [piece]
-
-    shown = None if as_json else write
-    try:
-        result = run(loaded, ids, row, sampling=SamplingParams(**asked), on_text=shown, **engine.memory, **params)
-    except CoattnError:
-        if any(written):
-            click.echo()  # the answer so far has a line of its own
-        raise
+    options = {"progress": engine.progress, **engine.memory, **params}
+    with notices() as answer:
+        shown = None if as_json else answer.write
+        result = run(loaded, ids, row, sampling=SamplingParams(**asked), on_text=shown, **options)
+        if not as_json:
+            answer.write("")  # one without text has its line, too
     summary = {
         "text": result.text,
         "prompt_tokens": len(result.prompt_ids),
@@ -80,7 +73,6 @@ def generate(
     if as_json:
         print_json(summary)
         return
-    click.echo()
     if result.finish_reason == "length" and len(result.new_ids) < given["max_new_tokens"]:
         err.print("The answer ended because it reached the model's context length.", style="dim", highlight=False)
     err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)

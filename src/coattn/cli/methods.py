@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
 from coattn.cli.options import json_option
 from coattn.cli.output import err, out, print_json, progress
@@ -15,9 +15,10 @@ from coattn.errors import CoattnError, ConfigError
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--parts", "with_parts", is_flag=True, help="Also show the parts of each method.")
 @click.option("--check", is_flag=True, help="Run NAME on small random tensors and compare it with full attention.")
 @json_option
-def methods(name: str | None, check: bool, as_json: bool) -> None:
+def methods(name: str | None, with_parts: bool, check: bool, as_json: bool) -> None:
     """List the methods, or explain one.
 
     NAME is a method of the table, or a TOML file with methods of your own (rows.toml or rows.toml:name). --check runs
@@ -26,6 +27,7 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     """
     from coattn.method.registry import METHODS, registry
     from coattn.method.table import find_method
+    from coattn.parts.method import AXES
 
     if check:
         if name is None:
@@ -51,29 +53,20 @@ def methods(name: str | None, check: bool, as_json: bool) -> None:
     if as_json:
         print_json({"methods": rows, "parts_from_packages": parts, "unavailable": unavailable})
         return
-    table = Table(title="Methods: one part per axis")
-    for column in ("method", "exact", "cache + index", "select", "executor", "schedule + maintenance", "what it does"):
-        table.add_column(column)
+    table = Table(Column("method", no_wrap=True), "exact", "what it does")
     for row in rows:
-        table.add_row(
-            row["name"],
-            "yes" if row["exact"] else "no",
-            _pair(row, "cache", "index"),
-            row["select"],
-            row["executor"],
-            _pair(row, "schedule", "maintenance"),
-            row["summary"] + (f" From package {row['package']}." if row["package"] else ""),
-        )
+        text = row["summary"].removeprefix("Exact. ").removeprefix("Lossy. ")
+        if with_parts:
+            text += " Parts: " + ", ".join(f"{axis} {row[axis]}" for axis in AXES if row[axis] != "none") + "."
+        text += f" From package {row['package']}." if row["package"] else ""
+        table.add_row(row["name"], "yes" if row["exact"] else "no", text)
     out.print(table)
     for part in parts:
         out.print(f"From package {part['package']}: {part['axis']} {part['name']}.")
     for text in unavailable:
         err.print(f"warning: {text}", soft_wrap=True)
-    out.print("`coattn methods NAME` explains one. A TOML file with a row of your own works wherever a name does.")
-
-
-def _pair(row: dict[str, Any], first: str, second: str) -> str:
-    return str(row[first]) if row[second] == "none" else f"{row[first]} + {row[second]}"
+    out.print("`coattn methods NAME` explains one, --parts shows what each is made of. Wherever a name works,")
+    out.print("a TOML file with a row of your own does, too.")
 
 
 def run_check(method: Any, as_json: bool) -> None:

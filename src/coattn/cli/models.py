@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import err, model_progress, out, print_json
+from coattn.cli.output import err, out, print_json, stages
 from coattn.units import format_bytes
 
 
@@ -50,7 +50,7 @@ def get(name: str, verify: bool, as_json: bool) -> None:
     from coattn.hf.models import get_model
 
     start = time.perf_counter()
-    with model_progress() as show:
+    with stages(f"{name}: ") as show:
         path = get_model(name, verify=verify, on_progress=show)
     if as_json:
         print_json({"model": name, "path": str(path), "seconds": round(time.perf_counter() - start, 3)})

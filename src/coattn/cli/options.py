@@ -8,11 +8,12 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from coattn.cli.output import model_progress
+from coattn.cli.output import stages
 from coattn.errors import ConfigError
 from coattn.part import MOST, MOST_BATCH
 from coattn.units import parse_bytes
@@ -167,6 +168,7 @@ class EngineOptions:
     weights_on_gpu: float | None
     devices: str | None
     device_shares: str | None
+    progress: bool
 
     @cached_property
     def params(self) -> dict[str, Any]:
@@ -212,10 +214,11 @@ class EngineOptions:
         return row
 
     def load(self) -> Loaded:
-        """Loads the model, with a progress bar on stderr while it is fetched or converted."""
+        """Loads the model, with a line on stderr that says how far it is."""
         device = self.device if self.division is None else self.division[0][0].partition(":")[0]
         on_host = self.weights_on_gpu is not None or self.division is not None
-        return load_model({"model": self.model, "dtype": self.dtype, "device": device}, on_host=on_host)
+        options = {"model": self.model, "dtype": self.dtype, "device": device}
+        return load_model(options, on_host, self.progress)
 
 
 def bundle(kind: type[Any], argument: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -232,17 +235,21 @@ def bundle(kind: type[Any], argument: str, *options: Callable[[Any], Any]) -> Ca
     return decorate
 
 
-engine_options = bundle(EngineOptions, "engine", model_options, devices_options, method_options(None), weights_option)
+progress_option = click.option(
+    "--progress/--no-progress", default=True, help="Show how far loading, reading and writing are, on a terminal."
+)
+engine_options = bundle(
+    EngineOptions, "engine", model_options, devices_options, method_options(None), weights_option, progress_option
+)
 
 
-def load_model(options: dict[str, Any], on_host: bool = False) -> Loaded:
-    """The model of `model_options`, with a progress bar on stderr while it is fetched or converted."""
+def load_model(options: dict[str, Any], on_host: bool = False, progress: bool = True) -> Loaded:
+    """The model of `model_options`, with a line on stderr that says how far it is."""
     from coattn.hf.load import load
 
-    with model_progress() as show:
-        return load(
-            options["model"], dtype=options["dtype"], device=options["device"], on_host=on_host, on_progress=show
-        )
+    name, place = options["model"], {"dtype": options["dtype"], "device": options["device"]}
+    with stages(f"{Path(name).name}: ", wanted=progress) as show:
+        return load(name, **place, on_host=on_host, on_progress=show)
 
 
 def compose_method(options: dict[str, Any]) -> Composed:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coattn.errors import CoattnError, InputError
+from coattn.progress import progress_line
 from coattn.provenance import command_line, given_commit
 
 PAGE = 140
@@ -54,28 +56,64 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
 
 
 @contextmanager
-def stages(label: str = "", tell: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A callback `(stage, done, of how many)`, shown as one bar per stage on stderr.
+def stages(
+    label: str = "", tell: bool = False, wanted: bool = True
+) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A callback `(stage, done, of how many)`, shown as one line on stderr.
 
     tell: where stderr is not a terminal, a line at the beginning of each.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(elapsed_when_finished=True))
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        tasks: dict[str, TaskID] = {}
+    told = set[str]()
+    with progress_line(wanted, label) as line:
 
         def show(stage: str, done: int, total: int | None) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(label + stage, total=total)
-                if tell and not err.is_terminal:
-                    err.print(f"{label}{stage} ...", highlight=False)
-            bar.update(tasks[stage], completed=done, total=total)
+            if tell and not err.is_terminal and stage not in told:
+                told.add(stage)
+                err.print(f"{label}{stage} ...", highlight=False)
+            line(stage, done, total)
 
         yield show
 
 
-def model_progress() -> AbstractContextManager[Callable[[str, int, int | None], None]]:
-    """A callback for fetching and converting a model."""
-    return stages("model: ")
+class Notices(logging.Handler):
+    """The library's warnings as lines on stderr. Those that come while an answer is written wait for its end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._waiting: list[str] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{record.levelname.lower()}: {self.format(record)}"
+        if self._waiting is None:
+            print(text, file=sys.stderr)
+        else:
+            self._waiting.append(text)
+
+    def write(self, piece: str) -> None:
+        """Part of an answer."""
+        if self._waiting is None:
+            self._waiting = []
+        click.echo(piece, nl=False)
+
+    def release(self, newline: bool = False) -> None:
+        """The answer is over; newline: its line is not."""
+        waiting, self._waiting = self._waiting, None
+        if newline and waiting is not None:
+            click.echo()
+        for text in waiting or ():
+            print(text, file=sys.stderr)
+
+
+@contextmanager
+def notices() -> Iterator[Notices]:
+    """While an answer is asked for: it goes to stdout, and what the library has to say to stderr."""
+    made, log = Notices(), logging.getLogger("coattn")
+    log.addHandler(made)
+    try:
+        yield made
+    finally:
+        log.removeHandler(made)
+        made.release(newline=True)
 
 
 def writable(path: str | None) -> Path | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from coattn.engine.request import Forward, PromptChunk
 from coattn.engine.runner.runner import Chunk, Runner
 
-BoundaryHook = Callable[[int], Callable[[], None] | None]
+BoundaryHook = Callable[[int], Callable[[], None]]
 """A chunk of so many tokens is about to be read -> what to call between two of its layers."""
 
 

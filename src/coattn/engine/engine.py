@@ -60,6 +60,8 @@ class Engine:
         self.inbox = RequestInbox(runner.slots, max_waiting)
         self.flush_outputs: Callable[[], object] = nothing_to_wait_for
         """Passes on what the last step gave: called where a prompt begins, and at each of its layer boundaries."""
+        self.part_read = 0.0
+        """Tokens of the running chunk, which are not stored yet, by how many of the layers have read them."""
         self.failed_in_a_row = 0
         """Steps that failed since the last one that did not."""
         self._ids = itertools.count()
@@ -167,6 +169,8 @@ class Engine:
             return
         self.failed_in_a_row = 0
         self.scheduler.done(work)
+        if work.chunks:
+            self.part_read = 0.0
         if logits is None:
             self._note_step(spans, begun, waited=False)
             return
@@ -179,10 +183,16 @@ class Engine:
             except Exception as error:
                 self._fail([handle], error)
 
-    def _boundary_hook(self, tokens: int) -> Callable[[], None] | None:
+    def _boundary_hook(self, tokens: int) -> Callable[[], None]:
         """A chunk of so many tokens is about to be read -> what to call between two of its layers."""
+        self.part_read = 0.0
         self._flush()
-        return None if self.chunk_policy.layers == 1 else lambda: self._decode_between(tokens)
+
+        def layer_done() -> None:
+            self.part_read += tokens / len(self.runner.runtime.layers)
+            self._flush() if self.chunk_policy.layers == 1 else self._decode_between(tokens)
+
+        return layer_done
 
     def _decode_between(self, tokens: int) -> None:
         """Decode steps between two layers of a chunk, where the time between tokens asks for them."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from coattn.engine.chunk_policy import GPU_CHUNK_TOKENS
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.watch import stream
 from coattn.errors import ConfigError
 from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
@@ -49,12 +50,14 @@ def generate(
     *,
     sampling: SamplingParams,
     on_text: Callable[[str], None] | None = None,
+    progress: bool = False,
     weights_on_gpu: float | None = None,
     devices: Sequence[str] | None = None,
     **options: Any,
 ) -> Generation:
     """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final.
 
+    progress: whether a line on stderr shows how far it is.
     options: others of `LLM`, and the method's parameters.
     """
     left, limit = room(loaded, len(ids)), positions(loaded)
@@ -77,7 +80,7 @@ def generate(
         **options,
     ) as engine:
         handle = engine.submit(ids.tolist(), sampling)
-        for part in handle.stream():
+        for part in stream(engine.engine, handle, progress):
             if on_text is not None and part.text:
                 on_text(part.text)
         answer, report = handle.output(), engine.report()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coattn.aliases import takes_aliases
 from coattn.engine.chunk_policy import ChunkConfig
 from coattn.engine.conversations import Conversations
 from coattn.engine.devices import Devices
@@ -18,8 +20,8 @@ from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.method_choice import Wanted
 from coattn.engine.model import check_share, open_model, sequence_length, stage
-from coattn.engine.prompts import Prompt, PromptReader, encode, split, spread
-from coattn.engine.request import Request, RequestOutput
+from coattn.engine.prompts import Prompt, PromptReader, encode, is_chat, split, spread
+from coattn.engine.request import Request, RequestOutput, join_choices
 from coattn.engine.runner.capture import choose_runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
@@ -27,7 +29,8 @@ from coattn.engine.session import Session as Conversation
 from coattn.engine.session_file import Sessions
 from coattn.engine.store.disk import DiskConfig
 from coattn.engine.store.sequence_store import SequenceStore
-from coattn.errors import InputError
+from coattn.engine.watch import watching
+from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import activation_dtype
 from coattn.hf.cpu_dtypes import warn_if_slow
 from coattn.hf.fingerprint import fingerprints, read_by
@@ -79,8 +82,10 @@ class LLM:
     devices: several devices in place of one, such as `["cuda:0", "cuda:1"]`: consecutive layers lie on each, with their
         KV. `gpu_kv` is then for each device, or one for each in a list.
     device_shares: how much of the bytes of weights and KV each is to hold, such as `[3, 1]`; left out, the same.
+    progress: whether one line on stderr shows how far loading, and `generate` and `chat`, are; only on a terminal.
     method_params: the method's parameters.
 
+    vLLM's names for what is the same here are taken, too: see `coattn.aliases`.
     Use it in a `with` block, or call `close`; one that is forgotten closes itself. Until then the model belongs to the
     engine. Afterwards, also after an exception, it is as it was, and every byte is given back.
     """
@@ -88,6 +93,7 @@ class LLM:
     elsewhere: PromptReader | None = None
     """Who reads prompts for a server of this engine; set by `RemotePrefill.attach`."""
 
+    @takes_aliases("LLM")
     def __init__(
         self,
         model: str | Path | Loaded | tuple[PreTrainedModel, Any],
@@ -110,6 +116,7 @@ class LLM:
         device: str | torch.device = "auto",
         devices: Sequence[str | torch.device] | None = None,
         device_shares: Sequence[float] | None = None,
+        progress: bool = True,
         **method_params: Any,
     ) -> None:
         check_count("max_batch", max_batch, 1, MOST_BATCH)
@@ -123,7 +130,9 @@ class LLM:
         share = check_share(weights_on_gpu, wanted.named)
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
-        loaded = open_model(model, dtype, device, on_host=share is not None or asked.several, first=asked.first)
+        on_host = share is not None or asked.several
+        loaded = open_model(model, dtype, device, on_host=on_host, first=asked.first, progress=progress)
+        self.progress = progress
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
         self.max_length = sequence_length(loaded, max_length)
         self.sessions = Sessions(as_folder("session_dir", session_dir))
@@ -174,39 +183,55 @@ class LLM:
                     self.engine.closers.append(opened.close)
         weakref.finalize(self, self.engine.close).atexit = False
 
+    @takes_aliases("LLM.generate")
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answers to one prompt or many, in their order.
 
         prompts: text (used as it is), token ids, chat messages (which go through the chat template), or a `Prefilled`
             that another process has read; one or a list.
-        params: one for all or one each. progress: shows a bar on stderr.
+        params: one for all or one each. progress: whether a line on stderr shows how far it is; left out, as in `LLM`.
 
         A prompt that cannot be used raises before anything runs. A request that fails later has finish_reason `error`
         and its error. An interrupt cancels all of them and gives their memory back.
         """
         listed = split(prompts)
         each = spread(params, len(listed))
-        requests = [self._prepare(prompt, one) for prompt, one in zip(listed, each, strict=True)]
+        requests = [request for i, prompt in enumerate(listed) for request in self._choices(prompt, each[i])]
         handles: list[Handle] = []
         try:
             handles.extend(self.engine.submit(request, streams=False) for request in requests)
-            with progress_bar(len(handles)) if progress else nullcontext() as show:
+            with watching(self.engine, handles, self.progress if progress is None else progress) as look:
                 for handle in handles:
                     while not handle.done:
+                        look()
                         self.engine.step()
-                        if show is not None:
-                            show(sum(each.done for each in handles), sum(len(each.request.output) for each in handles))
         except BaseException:
             for handle in handles:
                 handle.cancel()
             raise
-        return [handle.output() for handle in handles]
+        outputs = (handle.output() for handle in handles)
+        return [join_choices(list(islice(outputs, one.n))) for one in each]
+
+    @takes_aliases("LLM.chat")
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or many: `generate` for lists of messages with role and content."""
+        listed = split(messages)
+        wrong = [type(each).__name__ for each in listed if not is_chat(each) or each == ""]
+        if wrong:
+            raise InputError(f"LLM.chat takes messages with role and content, not {wrong[0]}.", "Use LLM.generate.")
+        return self.generate(listed, params, progress=progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The answer to one prompt in parts, one for each token. Stopping early cancels the request."""
@@ -237,6 +262,8 @@ class LLM:
         listed = split(prompt)
         if len(listed) != 1:
             raise InputError(f"There are {len(listed)} prompts, but submit takes one.", "Submit each by itself.")
+        if params is not None and getattr(params, "n", 1) > 1:
+            raise ConfigError(f"n is {params.n:,}, but submit gives one answer.", "Use LLM.generate, or submit each.")
         check_count("priority", priority, -MOST)
         if timeout is not None:
             check_number("timeout", timeout, 0, above=True)
@@ -352,14 +379,9 @@ class LLM:
         ids = encode(prompt, self.tokenizer, self.vocabulary)
         return self.engine.prepare(ids, params, given=given, **fields)
 
-
-@contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[int, int], object]]:
-    """Of so many requests -> `show(done, tokens)`: finished requests, and new tokens so far."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, {task.fields[tokens]:,} tokens"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("generating", total=total, tokens=0)
-        yield lambda done, tokens: bar.update(task, completed=done, tokens=tokens)
+    def _choices(self, prompt: Any, params: SamplingParams) -> list[Request]:
+        """A request for each of the answers to a prompt: all but the first find what it has read, if rows share."""
+        first, *others = params.choices()
+        request = self._prepare(prompt, first)
+        again = prompt if isinstance(prompt, Prefilled) else request.prompt
+        return [request, *(self._prepare(again, each) for each in others)]

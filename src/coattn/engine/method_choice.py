@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coattn.errors import UnknownNameError
 from coattn.kernels.blockwise import NAMES
 from coattn.method.row import Composed, Method, compose
 from coattn.method.table import METHODS, find_method
@@ -53,13 +54,13 @@ def kv_bytes(layers: Sequence[LayerShape], batch: int, tokens: int) -> int:
 
 def candidates(params: Mapping[str, Any]) -> list[Method]:
     """Of the methods that may be chosen, those that know these parameters. Raises what is wrong where none does."""
-    rows = (METHODS["full"], METHODS["auto"])
-    known = [row for row in rows if params.keys() - set(NAMES) <= compose(row).params.keys()]
-    if known:
-        compose(known[0], **params)
-        return known
-    compose(rows[0], **params)
-    raise AssertionError("compose refuses parameters that it does not know")
+    rows = [(METHODS[name], {*compose(METHODS[name]).params, *NAMES}) for name in ("full", "auto")]
+    known = [row for row, names in rows if params.keys() <= names]
+    if not known:
+        every = set[str]().union(*(names for _, names in rows))
+        raise UnknownNameError("methods 'full' and 'auto'", params.keys() - every or params.keys(), every)
+    compose(known[0], **params)
+    return known
 
 
 def choose(

@@ -15,6 +15,7 @@ from coattn.hf.load import Loaded, choose_device, load
 from coattn.hf.weights import StagedWeights
 from coattn.method.row import Composed
 from coattn.part import MOST, check_count, check_number
+from coattn.progress import progress_line
 
 DEFAULT_MAX_TOKENS = 8192
 """max_length when neither the caller nor the model asks for less."""
@@ -23,11 +24,18 @@ log = logging.getLogger("coattn")
 
 
 def open_model(
-    model: Any, dtype: str | torch.dtype, device: str | torch.device, on_host: bool, first: torch.device | None
+    model: Any,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    on_host: bool,
+    first: torch.device | None,
+    progress: bool,
 ) -> Loaded:
     """on_host: the weights stay there, and the caller moves them. first: of several devices."""
     if isinstance(model, str | Path):
-        return load(model, dtype=dtype, device=device if first is None else first, on_host=on_host)
+        place = device if first is None else first
+        with progress_line(progress, f"{Path(model).name}: ") as show:
+            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given with a model that is loaded already.", f"Leave {name} out.")

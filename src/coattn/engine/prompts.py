@@ -12,8 +12,9 @@ from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import ConfigError, InputError
 from coattn.hf.prefilled import Prefilled
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor | Prefilled
-"""Text as it is; token ids; chat messages, which go through the model's chat template; or a prompt read elsewhere."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Tensor | Prefilled
+"""Text as it is; token ids; chat messages, which go through the model's chat template; a prompt read elsewhere; or as
+vLLM takes them, `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
 
 HOW = "Give text, a list of token ids, or a list of chat messages with role and content."
 
@@ -43,13 +44,26 @@ def split(prompts: Any) -> list[Prompt]:
     """One prompt or several -> a list of prompts."""
     if isinstance(prompts, str | Tensor | Prefilled):
         return [prompts]
+    if _is_wrapped(prompts):
+        prompts = [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise InputError(f"The prompts are a {type(prompts).__name__}.", HOW)
     if not prompts:
         raise InputError("There are no prompts.", HOW)
     ids = set(map(type, prompts)) == {int} or all(_is_id(item) for item in prompts)
-    single = ids or all(isinstance(item, Mapping) for item in prompts)
-    return [prompts] if single else list(prompts)
+    if ids or (is_chat(prompts) and not any(map(_is_wrapped, prompts))):
+        return [prompts]
+    return [next(iter(item.values())) if _is_wrapped(item) else item for item in prompts]
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether it is a list of messages, whatever they hold."""
+    return isinstance(prompt, Sequence) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def _is_wrapped(prompt: Any) -> bool:
+    """Whether it is a prompt as vLLM takes it, with its kind."""
+    return isinstance(prompt, Mapping) and prompt.keys() in ({"prompt"}, {"prompt_token_ids"})
 
 
 def spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -96,7 +110,7 @@ def _encode(prompt: Any, tokenizer: Any) -> list[int]:
         return list(prompt)
     if all(_is_id(item) for item in prompt):
         return [int(i) for i in prompt]
-    if all(isinstance(item, Mapping) for item in prompt):
+    if is_chat(prompt):
         return encode_chat(prompt, tokenizer)
     raise InputError("A prompt mixes things that do not belong together.", HOW)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from coattn.auto.audit.tally import Tally
@@ -171,9 +172,25 @@ class RequestOutput:
     """At the end, under a method that is audited: the error that was measured, its interval and what is allowed; see
     `coattn.auto.audit.tally.Tally.summary`. `over_target` says by how much it is larger, where it is."""
 
+    index: int = 0
+    """Which of the answers to its prompt this is."""
+    others: tuple[RequestOutput, ...] = ()
+    """The further answers, where `SamplingParams.n` asked for some."""
+
+    @property
+    def outputs(self) -> tuple[RequestOutput, ...]:
+        """All answers to the prompt, the first included: `outputs[0].text`, as vLLM has it."""
+        return (self, *self.others)
+
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens after the first per second; None when there were fewer than two."""
         if self.total_s is None or self.first_token_s is None or self.new_tokens < 2:
             return None
         return (self.new_tokens - 1) / max(self.total_s - self.first_token_s, 1e-9)
+
+
+def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """The answers to one prompt as one: the first, with the others."""
+    first, *others = outputs
+    return replace(first, others=tuple(replace(each, index=i + 1) for i, each in enumerate(others)))

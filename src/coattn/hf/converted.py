@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from coattn.errors import ModelError
 
 Progress = Callable[[str, int, "int | None"], None]
-"""`on_progress(stage, done, total)`: `stage` is `download`, `check`, `unpack` or `convert`.
+"""`on_progress(stage, done, total)`: `stage` is `download`, `check`, `unpack`, `convert` or `load`.
 
 `done` and `total` are bytes for `download` and steps otherwise. A stage is over when `done == total`.
 """

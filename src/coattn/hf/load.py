@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coattn.errors import ConfigError, ModelError
-from coattn.hf.converted import Progress, silent
+from coattn.hf.converted import Progress, silent, stage
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
 from coattn.hf.families import check_config
 from coattn.hf.models import resolve
@@ -72,7 +72,7 @@ def load(
         check_config(config.to_dict())  # before any weight is fetched
     with explained(where, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
-    with explained(where, "model"):
+    with explained(where, "model"), stage("load", on_progress):
         model, report = _causal.from_pretrained(
             where,
             config=config,

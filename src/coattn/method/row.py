@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from coattn.cache.config import CacheConfig
-from coattn.errors import ConfigError, MethodError
+from coattn.errors import ConfigError, MethodError, UnknownNameError
 from coattn.kernels.blockwise import NAMES, Blockwise
 from coattn.method.registry import PARTS, registry
 from coattn.part import Part
@@ -176,12 +176,8 @@ def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any
                 f"{name} is {given[name]!r}, but {kinds[2].name} works with {name}={value} only.", f"Leave {name} out."
             )
     known |= fixed
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"Method {method.name!r} has no parameter {', '.join(map(repr, unknown))}.",
-            f"It has: {', '.join(sorted([*known, *NAMES]))}; `coattn methods {method.name}` explains them.",
-        )
+    if not given.keys() <= known.keys():
+        raise UnknownNameError(f"method {method.name!r}", given.keys() - known.keys(), [*known, *NAMES])
     for name, value in given.items():
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}, but must be true or false.", f"Set {name}=true or {name}=false.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coattn.engine.llm import LLM
-from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.sampling.params import MAX_SEED, SamplingParams
 from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
 from coattn.serve.schema.base import Sampling
@@ -11,7 +11,6 @@ from coattn.serve.settings import Settings
 
 SMALLEST = 1e-9
 """For top_p 0, which means the likeliest token alone."""
-SEEDS = (1 << 64) - 1
 
 
 def check_fields(body: Sampling, settings: Settings, prompts: int) -> int:
@@ -72,7 +71,7 @@ def params(
         stop=_stops(body),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        seed=None if body.seed is None else body.seed & SEEDS,
+        seed=None if body.seed is None else body.seed & MAX_SEED,
         logprobs=None if top is None else min(top, llm.vocabulary),
         skip_special_tokens=not special,
     )

@@ -18,7 +18,6 @@ from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BusyError, CoattnError
 from coattn.hf.prefilled import Prefilled
-from coattn.serve.ask import SEEDS
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
 from coattn.serve.tools.parser import ResponseParser
@@ -180,8 +179,8 @@ class HttpCall:
         handles: list[Handle] = []
         try:
             for prompt in order.prompts if prompts is None else prompts:
-                for index in range(order.choices):
-                    handles.append(self._one(order, prompt, index))
+                for params in replace(order.params, n=order.choices).choices():
+                    handles.append(self._one(order, prompt, params))
         except BaseException:
             for handle in handles:
                 handle.cancel(later=True)
@@ -198,10 +197,7 @@ class HttpCall:
         self._told += 1
         self.engine.note(self)
 
-    def _one(self, order: Order, prompt: list[int] | Prefilled, index: int) -> Handle:
-        params = order.params
-        if index and params.seed is not None:
-            params = replace(params, seed=(params.seed + index) & SEEDS)
+    def _one(self, order: Order, prompt: list[int] | Prefilled, params: SamplingParams) -> Handle:
         submit: Callable[..., Handle] = partial(self.llm.submit, salt=order.salt)
         if order.session is not None:
             submit = self.llm.session(order.session, salt=order.salt, restore=False).submit_whole

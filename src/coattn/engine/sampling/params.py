@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from coattn.aliases import takes_aliases
 from coattn.errors import ConfigError
 from coattn.part import check_count, check_number
 
 MAX_SEED = (1 << 64) - 1
 
 
+@takes_aliases("SamplingParams")
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is continued. Unknown names and values out of range are refused with a ConfigError.
+
+    vLLM's `max_tokens` and `min_tokens` are `max_new_tokens` and `min_new_tokens`.
 
     The filters act in Transformers' order: repetition penalty, presence and frequency penalty, bias, temperature,
     top-k, top-p, min-p.
@@ -54,6 +58,8 @@ class SamplingParams:
     """Before so many tokens no end token can come and no stop string counts."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text; end tokens always are."""
+    n: int = 1
+    """Answers to one prompt, of `LLM.generate` and `LLM.chat`. At temperature 0 they are the same."""
 
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens, 1)
@@ -65,6 +71,7 @@ class SamplingParams:
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         check_count("min_new_tokens", self.min_new_tokens, 0)
+        check_count("n", self.n, 1)
         if self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_new_tokens is {self.min_new_tokens:,}, but max_new_tokens is {self.max_new_tokens:,}.",
@@ -100,6 +107,11 @@ class SamplingParams:
                 f"logit_bias names token {wrong:,}, but the model has {vocabulary:,} tokens.",
                 "Use ids of the model's own tokenizer.",
             )
+
+    def choices(self) -> list[SamplingParams]:
+        """One for each of the `n` answers; where there is a seed, each has its own."""
+        seeds = [None if self.seed is None else (self.seed + i) & MAX_SEED for i in range(self.n)]
+        return [replace(self, n=1, seed=seed) for seed in seeds]
 
     @property
     def greedy(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.watch import stream
 from coattn.errors import EngineError, InputError
 from coattn.units import format_bytes
 
@@ -15,9 +16,18 @@ Messages = list[dict[str, str]]
 
 
 class Partner:
-    """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one."""
+    """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one.
 
-    def __init__(self, open: Callable[[str | None], LLM], method: str | None, session: str | None = None) -> None:
+    progress: whether a line on stderr shows how far an answer is."""
+
+    def __init__(
+        self,
+        open: Callable[[str | None], LLM],
+        method: str | None,
+        session: str | None = None,
+        progress: bool = False,
+    ) -> None:
+        self._progress = progress
         self._open, self._method, self._name = open, method, session
         self.llm = open(method)
         try:
@@ -26,6 +36,15 @@ class Partner:
             self.llm.close()
             raise
         self._last: RequestOutput | None = None
+
+    @property
+    def messages(self) -> Messages:
+        """What was said so far."""
+        return self.session.messages
+
+    def greeting(self) -> str:
+        """What it is, for people."""
+        return f"{self.llm.name} under {self._under()}, up to {self.llm.max_length:,} tokens"
 
     def answer(self, messages: Messages, asked: SamplingParams) -> Generator[str, None, None]:
         """The answer in pieces. Closing the iterator cancels it. Raises CoattnError."""
@@ -41,7 +60,8 @@ class Partner:
                 f"The conversation has {tokens:,} tokens, but {self.llm.max_length:,} is the most.",
                 "Type /reset, or start with a larger --max-length.",
             )
-        for part in self.session.stream(new, replace(asked, max_new_tokens=min(asked.max_new_tokens, room))):
+        handle = self.session.submit(new, replace(asked, max_new_tokens=min(asked.max_new_tokens, room)))
+        for part in stream(self.llm.engine, handle, self._progress):
             if part.error is not None:
                 raise part.error
             self._last = part

@@ -10,6 +10,7 @@ from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError, ConfigError
 from coattn.text import decode, read_bytes
 from coattn.tools.chat.partner import Messages, Partner
+from coattn.tools.chat.server import Server
 
 HELP = """/file PATH    put a text file before your next message
 /method NAME  go on under another method
@@ -26,7 +27,7 @@ class Talk:
 
     def __init__(
         self,
-        partner: Partner,
+        partner: Partner | Server,
         asked: SamplingParams,
         system: str | None,
         read: Callable[[str], str],
@@ -36,7 +37,7 @@ class Talk:
         self.partner, self.asked = partner, asked
         self._read, self._write, self._tell = read, write, tell
         self._begin: Messages = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: Messages = partner.session.messages or list(self._begin)
+        self.messages: Messages = list(partner.messages) or list(self._begin)
         self._files: list[str] = []
         self.failed = 0
 

@@ -1,0 +1,65 @@
+"""How far requests are, as one line on stderr: what is read of their prompts, then what is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from coattn.engine.engine import Engine
+from coattn.engine.handle import Handle
+from coattn.engine.request import RequestOutput
+from coattn.progress import hide, progress_line
+
+PAUSE = 0.1
+"""Seconds between two looks: of many requests they take as long as a step."""
+
+
+@contextmanager
+def watching(engine: Engine, handles: Sequence[Handle], wanted: bool) -> Iterator[Callable[[], None]]:
+    """Shows how far `handles` are whenever its result is called, and between the layers of a prompt."""
+    with progress_line(wanted) as show:
+        if show is hide:
+            yield lambda: None
+            return
+        requests = [handle.request for handle in handles]
+        whole, most = sum(len(each.prompt) for each in requests), sum(each.params.max_new_tokens for each in requests)
+        looked = first = 0.0
+
+        def look() -> None:
+            nonlocal looked, first
+            now = time.perf_counter()
+            if now - looked < PAUSE:
+                return
+            looked = now
+            read = engine.part_read + sum(
+                len(each.prompt) if each.output or each.finished else min(each.stored, len(each.prompt))
+                for each in requests
+            )
+            new, done = sum(handle.new_tokens for handle in handles), sum(each.finished for each in requests)
+            answers = f", {done} of {len(handles)} answers" if len(handles) > 1 else ""
+            if read < whole:
+                show("reading", read, whole, f"{read:,.0f} of {whole:,} tokens{answers}")
+                return
+            first = first or now
+            speed = new / max(now - first, PAUSE)
+            show("writing", new, most, f"{new:,} tokens, {speed:.1f}/s{answers}")
+
+        before, engine.flush_outputs = engine.flush_outputs, look
+        try:
+            yield look
+        finally:
+            engine.flush_outputs = before
+
+
+def stream(engine: Engine, handle: Handle, wanted: bool) -> Iterator[RequestOutput]:
+    """The parts of an answer. The line ends where the answer begins, if both are on the terminal."""
+    with ExitStack() as line:
+        look = line.enter_context(watching(engine, [handle], wanted))
+        look()
+        for part in handle.stream():
+            if part.text and sys.stdout.isatty():
+                line.close()
+            yield part
+            look()
