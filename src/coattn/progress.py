@@ -29,7 +29,8 @@ def progress_line(wanted: bool = True, label: str = "") -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     words = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[detail]}", markup=False)
-    columns = (words[0], BarColumn(16), words[1], TimeElapsedColumn(), TimeRemainingColumn())
+    times = TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left")
+    columns = (words[0], BarColumn(16), words[1], *times)
     # what goes to stdout is an answer, in pieces of lines: it is not rich's to move
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4) as bar:
         task, doing = bar.add_task(label, total=None, detail=""), ""

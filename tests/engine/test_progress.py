@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pty
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +27,10 @@ def terminal() -> Iterator[Callable[[], str]]:
 
         def seen() -> str:
             stream.flush()
-            os.set_blocking(main, False)
-            try:
-                return os.read(main, 1 << 16).decode()
-            except BlockingIOError:
-                return ""
+            text = ""
+            while select.select([main], [], [], 0)[0]:
+                text += os.read(main, 1 << 16).decode()
+            return text
 
         yield seen
     os.close(main)

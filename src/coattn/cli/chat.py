@@ -62,7 +62,7 @@ def chat(
             import readline  # noqa: F401  (gives `input` its history and its editing)
 
         def read_next(prompt: str) -> str:
-            answer.release()
+            answer.end()
             return read(prompt)
 
         try:

@@ -95,7 +95,7 @@ class Notices(logging.Handler):
             self._waiting = []
         click.echo(piece, nl=False)
 
-    def release(self, newline: bool = False) -> None:
+    def end(self, newline: bool = False) -> None:
         """The answer is over; newline: its line is not."""
         waiting, self._waiting = self._waiting, None
         if newline and waiting is not None:
@@ -113,7 +113,7 @@ def notices() -> Iterator[Notices]:
         yield made
     finally:
         log.removeHandler(made)
-        made.release(newline=True)
+        made.end(newline=True)
 
 
 def writable(path: str | None) -> Path | None:

@@ -203,6 +203,15 @@ class Engine:
             self.counts["between_steps"] += 1
             requests = self.scheduler.waiting_for_token() if self.chunk_policy.unsure else ()
 
+    @contextmanager
+    def flushing(self, look: Callable[[], object]) -> Iterator[None]:
+        """Inside this block `look` is called in place of `flush_outputs`."""
+        before, self.flush_outputs = self.flush_outputs, look
+        try:
+            yield
+        finally:
+            self.flush_outputs = before
+
     def _flush(self) -> None:
         try:
             self.flush_outputs()

@@ -46,11 +46,8 @@ def watching(engine: Engine, handles: Sequence[Handle], wanted: bool) -> Iterato
             speed = new / max(now - first, PAUSE)
             show("writing", new, most, f"{new:,} tokens, {speed:.1f}/s{answers}")
 
-        before, engine.flush_outputs = engine.flush_outputs, look
-        try:
+        with engine.flushing(look):
             yield look
-        finally:
-            engine.flush_outputs = before
 
 
 def stream(engine: Engine, handle: Handle, wanted: bool) -> Iterator[RequestOutput]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,18 @@ from pathlib import Path
 import pytest
 from tests.cli.run import coattn
 from tests.engine.small import greedy, llm
+from tests.serve.running import serving
 from tests.tools.evaluate.tiny import save_model
 
 from coattn import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BudgetError, InputError
+from coattn.serve.settings import Settings
 from coattn.tools.chat.partner import Partner
+from coattn.tools.chat.server import Server
 from coattn.tools.chat.talk import Talk
 
+cli_chat = importlib.import_module("coattn.cli.chat")
 ASKED = SamplingParams(8, 0.0, 1.0)
 
 
@@ -32,7 +37,7 @@ class Desk:
             raise EOFError
         return found
 
-    def talk(self, partner: Partner, system: str | None = None) -> Talk:
+    def talk(self, partner: Partner | Server, system: str | None = None) -> Talk:
         made = Talk(partner, ASKED, system, self.read, self.write, self.told.append)
         made.run()
         return made
@@ -147,6 +152,38 @@ def test_the_command(tmp_path: Path) -> None:
         want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
     assert (done.returncode, done.stdout) == (0, want + "\n")
     assert "5 written" in done.stderr
+    assert f"Loading {tmp_path}." in done.stderr
+    assert "under full (exact), up to 512 tokens. /help lists the commands" in done.stderr
+    assert "Ctrl-D leaves" in done.stderr
+
+
+def test_a_server_on_this_machine_is_found_and_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["--temperature", "0", "--max-new-tokens", "5"]
+    with serving() as server:
+        monkeypatch.setattr(cli_chat, "SERVER", server.url)
+        done = coattn("chat", *asked, stdin="hello\n/stats\n/method cpu\n")
+        want = server.llm.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
+        assert (done.returncode, done.stdout) == (2, want + "\n"), done.stderr
+        assert f"small under full (exact), up to 256 tokens, on the server at {server.url}. /help" in done.stderr
+        assert "full (exact): 12 tokens read, 5 written" in done.stderr
+        assert "A server keeps its method." in done.stderr
+        named = coattn("chat", *asked, "--url", server.url + "/v1/", stdin="hello\n")
+        assert (named.returncode, named.stdout) == (0, want + "\n")
+        refused = coattn("chat", "--url", server.url, "--set", "block=8")
+        assert (refused.returncode, "--set has no effect on the server" in refused.stderr) == (2, True)
+        missing = coattn("chat", "--method", "full", "--model", "/nowhere")
+        assert (missing.returncode, server.url in missing.stderr) == (2, False), "an option of the engine: no server"
+    with serving(Settings(port=0, keys=("secret",), names=("small",))) as server:
+        monkeypatch.setattr(cli_chat, "SERVER", server.url)
+        assert cli_chat.find_server(None, False) is None, "it wants a key, which only --url gives"
+        monkeypatch.setenv("COATTN_API_KEY", "secret")
+        partner = cli_chat.find_server(server.url, False)
+        assert partner is not None
+        talk = Desk("hello", "and again").talk(partner, system="be brief")
+        assert talk.messages[2]["content"] == server.llm.generate(talk.messages[:2], greedy(8))[0].text
+    assert cli_chat.find_server(None, False) is None
+    with pytest.raises(InputError, match="cannot be reached"):
+        cli_chat.find_server(server.url, False)
 
 
 def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
