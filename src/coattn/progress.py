@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-
-class Show(Protocol):
-    """Changes the line. what: what is done; done, total: how much of how much, total is None where nobody knows."""
-
-    def __call__(self, what: str, done: float, total: float | None, detail: str = "") -> None: ...
-
-
-def hide(what: str, done: float, total: float | None, detail: str = "") -> None:
-    """Shows nothing."""
+Show = Callable[..., None]
+"""`show(what, done, total, detail="")`: what is done, and how much of how much; total is None where nobody knows."""
 
 
 @contextmanager
-def progress_line(wanted: bool = True, label: str = "") -> Iterator[Show]:
+def progress_line(wanted: bool = True, label: str = "") -> Iterator[Show | None]:
     """The line is there inside this block, gone after it, and begins with `label`. Log lines are written above it."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
-        yield hide
+        yield None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     words = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[detail]}", markup=False)
-    times = TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left")
-    columns = (words[0], BarColumn(16), words[1], *times)
+    columns = (words[0], BarColumn(16), words[1], TimeElapsedColumn(), TextColumn("<"), TimeRemainingColumn())
     # what goes to stdout is an answer, in pieces of lines: it is not rich's to move
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4) as bar:
         task, doing = bar.add_task(label, total=None, detail=""), ""

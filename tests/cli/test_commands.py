@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -48,6 +49,18 @@ def test_methods_lists_every_row_with_its_parts() -> None:
         assert all(param["help"] for param in row["params"].values()), row["name"]
     assert run_json("methods", "streaming")["paper"].startswith("Xiao")
     assert "recent" in coattn("methods", "streaming").stdout
+
+
+def test_methods_at_80_columns_shows_every_name_whole() -> None:
+    from coattn.method.table import METHODS
+
+    for options in ((), ("--parts",)):
+        with mock.patch("coattn.cli.output.out._width", 80):
+            shown = coattn("methods", *options).stdout
+        first = [line.strip("│ ").partition("│")[0].strip() for line in shown.splitlines() if line[:1] == "│"]
+        assert [name for name in first if name] == list(METHODS)
+        assert max(map(len, shown.splitlines())) <= 80
+        assert ("same_layer" in " ".join(shown.split())) is bool(options)
 
 
 def test_models(smollm2: Path) -> None:

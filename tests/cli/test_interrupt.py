@@ -9,7 +9,6 @@ from pathlib import Path
 
 from coattn.__main__ import main
 
-
 PROGRAM = """
 import os, signal, sys
 

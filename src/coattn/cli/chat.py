@@ -34,14 +34,7 @@ HOW = "/help lists the commands, Ctrl-C stops an answer, /quit or Ctrl-D leaves.
 @click.option("--session", metavar="NAME", help="Continue the session of this name, and save it at the end.")
 @click.option("--system", metavar="TEXT", help="Begin the conversation with this system message.")
 @sampling_options(1024, 0.7, 0.95)
-def chat(
-    engine: EngineOptions,
-    max_length: int | None,
-    url: str | None,
-    session: str | None,
-    system: str | None,
-    **sampling: Any,
-) -> None:
+def chat(engine: EngineOptions, max_length: Any, url: Any, session: Any, system: Any, **sampling: Any) -> None:
     """Chat with a model. Answers go to stdout, everything else to stderr.
 
     If `coattn serve` runs on this machine at its default port, it answers, unless there is an option for the model, the
@@ -111,9 +104,9 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
     def open_engine(name: str | None) -> LLM:
         own = engine.params if name == engine.method else {}
         options: dict[str, Any] = {**engine.memory, **own}
-        return LLM(loaded, name, max_batch=1, max_length=max_length, **options)
+        return LLM(loaded, name, max_batch=1, max_length=max_length, progress=engine.progress, **options)
 
-    return Partner(open_engine, engine.method, session, engine.progress)
+    return Partner(open_engine, engine.method, session)
 
 
 def read(prompt: str) -> str:

@@ -42,11 +42,12 @@ def generate(
         )
 
     from coattn.engine.generate_once import generate as run
+    from coattn.engine.prompts import encode
     from coattn.engine.sampling.params import SamplingParams
-    from coattn.hf.generate import encode_prompt
 
     loaded = engine.load()
-    ids = encode_prompt(loaded, text, raw)
+    plain = raw or not getattr(loaded.tokenizer, "chat_template", None)
+    ids = encode(text if plain else [{"role": "user", "content": text}], loaded.tokenizer, len(loaded.tokenizer))
     options = {"progress": engine.progress, **engine.memory, **params}
     with notices() as answer:
         shown = None if as_json else answer.write
@@ -55,7 +56,7 @@ def generate(
             answer.write("")  # one without text has its line, too
     summary = {
         "text": result.text,
-        "prompt_tokens": len(result.prompt_ids),
+        "prompt_tokens": len(ids),
         "new_tokens": len(result.new_ids),
         "finish_reason": result.finish_reason,
         "prefill_s": round(result.prefill_s, 4),
@@ -69,7 +70,7 @@ def generate(
     }
     if fidelity:
         budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        summary["fidelity"] = measure(loaded, result, row or result.report["method"], **budgets, **params)
+        summary["fidelity"] = measure(loaded, ids, result.new_ids, row or result.report["method"], **budgets, **params)
     if as_json:
         print_json(summary)
         return
@@ -97,16 +98,16 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     return text
 
 
-def measure(loaded: Any, result: Any, row: Any, **arguments: Any) -> dict[str, Any]:
+def measure(loaded: Any, prompt: Any, answer: Any, row: Any, **arguments: Any) -> dict[str, Any]:
     """KL and top-1 agreement of the answer's predictions, with the answer forced under the method and under full."""
     import torch
 
     from coattn.tools.evaluate.fidelity import compare
     from coattn.tools.evaluate.forced import force
 
-    ids = torch.cat([result.prompt_ids, result.new_ids])
-    own = force(loaded.model, ids, len(result.prompt_ids), row, **arguments)
-    return compare(own, force(loaded.model, ids, len(result.prompt_ids), "full"))
+    ids = torch.tensor([*prompt, *answer])
+    own = force(loaded.model, ids, len(prompt), row, **arguments)
+    return compare(own, force(loaded.model, ids, len(prompt), "full"))
 
 
 def footer(summary: dict[str, Any]) -> str:

@@ -70,7 +70,8 @@ def stages(
             if tell and not err.is_terminal and stage not in told:
                 told.add(stage)
                 err.print(f"{label}{stage} ...", highlight=False)
-            line(stage, done, total)
+            if line is not None:
+                line(stage, done, total)
 
         yield show
 
@@ -78,36 +79,32 @@ def stages(
 class Notices(logging.Handler):
     """The library's warnings as lines on stderr. Those that come while an answer is written wait for its end."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._waiting: list[str] | None = None
+    waiting: list[str] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{record.levelname.lower()}: {self.format(record)}"
-        if self._waiting is None:
+        if self.waiting is None:
             print(text, file=sys.stderr)
         else:
-            self._waiting.append(text)
+            self.waiting.append(text)
 
     def write(self, piece: str) -> None:
         """Part of an answer."""
-        if self._waiting is None:
-            self._waiting = []
+        self.waiting = self.waiting or []
         click.echo(piece, nl=False)
 
     def end(self, newline: bool = False) -> None:
         """The answer is over; newline: its line is not."""
-        waiting, self._waiting = self._waiting, None
-        if newline and waiting is not None:
-            click.echo()
-        for text in waiting or ():
-            print(text, file=sys.stderr)
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            click.echo("\n" * newline, nl=False)
+            print(*waiting, sep="\n", end="\n" if waiting else "", file=sys.stderr)
 
 
 @contextmanager
 def notices() -> Iterator[Notices]:
     """While an answer is asked for: it goes to stdout, and what the library has to say to stderr."""
-    made, log = Notices(), logging.getLogger("coattn")
+    made, log = Notices(logging.WARNING), logging.getLogger("coattn")
     log.addHandler(made)
     try:
         yield made

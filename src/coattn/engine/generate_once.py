@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from coattn.engine.chunk_policy import GPU_CHUNK_TOKENS
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
@@ -24,10 +21,8 @@ class Generation:
     """An answer and what it took."""
 
     text: str
-    prompt_ids: Tensor
-    """`[tokens]`"""
-    new_ids: Tensor
-    """`[tokens]`, the end token included if there was one."""
+    new_ids: tuple[int, ...]
+    """The end token is included if there was one."""
     prefill_s: float
     """Until the first token."""
     decode_s: float
@@ -45,19 +40,16 @@ class Generation:
 
 def generate(
     loaded: Loaded,
-    ids: Tensor,
+    ids: Sequence[int],
     method: str | Method | None,
     *,
     sampling: SamplingParams,
     on_text: Callable[[str], None] | None = None,
-    progress: bool = False,
     weights_on_gpu: float | None = None,
     devices: Sequence[str] | None = None,
     **options: Any,
 ) -> Generation:
-    """Continues ids `[tokens]` under a method. on_text gets pieces of the answer as they become final.
-
-    progress: whether a line on stderr shows how far it is.
+    """Continues the token ids under a method. on_text gets pieces of the answer as they become final.
     options: others of `LLM`, and the method's parameters.
     """
     left, limit = room(loaded, len(ids)), positions(loaded)
@@ -79,12 +71,12 @@ def generate(
         devices=devices,
         **options,
     ) as engine:
-        handle = engine.submit(ids.tolist(), sampling)
-        for part in stream(engine.engine, handle, progress):
+        handle = engine.submit(ids, sampling)
+        for part in stream(engine.engine, handle, engine.progress):
             if on_text is not None and part.text:
                 on_text(part.text)
         answer, report = handle.output(), engine.report()
     if answer.error is not None:
         raise answer.error
-    first, total, tokens = answer.first_token_s or 0.0, answer.total_s or 0.0, torch.tensor(answer.token_ids)
-    return Generation(answer.text, ids, tokens, first, total - first, report, str(answer.finish_reason))
+    first, total = answer.first_token_s or 0.0, answer.total_s or 0.0
+    return Generation(answer.text, answer.token_ids, first, total - first, report, str(answer.finish_reason))

@@ -10,6 +10,7 @@ import torch
 
 from coattn.errors import ConfigError
 from coattn.hf.architectures import check_family
+from coattn.hf.converted import silent
 from coattn.hf.forward import longest
 from coattn.hf.load import Loaded, choose_device, load
 from coattn.hf.weights import StagedWeights
@@ -35,7 +36,7 @@ def open_model(
     if isinstance(model, str | Path):
         place = device if first is None else first
         with progress_line(progress, f"{Path(model).name}: ") as show:
-            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show)
+            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show or silent)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given with a model that is loaded already.", f"Leave {name} out.")

@@ -93,6 +93,11 @@ class Request:
         return self.stored > 0 and self.total - self.stored == 1
 
     @property
+    def prompt_read(self) -> int:
+        """Tokens of its prompt that have been read: all if it has a token, though its slot may be another's by now."""
+        return len(self.prompt) if self.output else min(self.stored, len(self.prompt))
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
-from coattn.progress import hide, progress_line
+from coattn.progress import progress_line
 
 PAUSE = 0.1
 """Seconds between two looks: of many requests they take as long as a step."""
@@ -20,10 +20,10 @@ PAUSE = 0.1
 def watching(engine: Engine, handles: Sequence[Handle], wanted: bool) -> Iterator[Callable[[], None]]:
     """Shows how far `handles` are whenever its result is called, and between the layers of a prompt."""
     with progress_line(wanted) as show:
-        if show is hide:
+        if show is None:
             yield lambda: None
             return
-        requests = [handle.request for handle in handles]
+        requests, of = [handle.request for handle in handles], len(handles)
         whole, most = sum(len(each.prompt) for each in requests), sum(each.params.max_new_tokens for each in requests)
         looked = first = 0.0
 
@@ -33,18 +33,14 @@ def watching(engine: Engine, handles: Sequence[Handle], wanted: bool) -> Iterato
             if now - looked < PAUSE:
                 return
             looked = now
-            read = engine.part_read + sum(
-                len(each.prompt) if each.output or each.finished else min(each.stored, len(each.prompt))
-                for each in requests
-            )
-            new, done = sum(handle.new_tokens for handle in handles), sum(each.finished for each in requests)
-            answers = f", {done} of {len(handles)} answers" if len(handles) > 1 else ""
+            read, new = engine.part_read, sum(handle.new_tokens for handle in handles)
+            read += sum(len(each.prompt) if each.finished else each.prompt_read for each in requests)
+            answers = f", {sum(each.finished for each in requests)} of {of} answers" if of > 1 else ""
             if read < whole:
                 show("reading", read, whole, f"{read:,.0f} of {whole:,} tokens{answers}")
                 return
             first = first or now
-            speed = new / max(now - first, PAUSE)
-            show("writing", new, most, f"{new:,} tokens, {speed:.1f}/s{answers}")
+            show("writing", new, most, f"{new:,} tokens, {new / max(now - first, PAUSE):.1f}/s{answers}")
 
         with engine.flushing(look):
             yield look

@@ -1,32 +1,9 @@
-"""Prompts as a model takes them, and how long they may be."""
+"""How long prompts may be."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from coattn.errors import InputError
 from coattn.hf.load import Loaded
-from coattn.hf.refusals import one_line
-
-
-def encode_prompt(loaded: Loaded, prompt: str, raw: bool = False) -> Tensor:
-    """Prompt -> ids `[tokens]`, through the chat template where the tokenizer has one and `raw` is not asked for."""
-    tokenizer = loaded.tokenizer
-    if raw or not getattr(tokenizer, "chat_template", None):
-        ids = tokenizer(prompt, return_tensors="pt", verbose=False).input_ids
-    else:
-        try:
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:  # the template is a program that came with the model
-            raise InputError(
-                f"The chat template of {loaded.name} fails: {one_line(error)}.",
-                "Correct it, or use the prompt as it is.",
-            ) from error
-        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False, verbose=False).input_ids
-    return torch.as_tensor(ids[0])
 
 
 def positions(loaded: Loaded) -> int | None:

@@ -109,22 +109,6 @@ def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[An
     return tokenizer, getattr(config, "max_position_embeddings", None)
 
 
-def load_shapes(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model `name`, as `load` takes it, on the meta device: no weight of it is read, or has to be there."""
-    where: Path | str = Path(name)
-    if not (Path(name) / "config.json").is_file():
-        where = resolve(name)
-    of = {}
-    if isinstance(where, Path) and is_gguf(where):
-        where, of = where.parent, {"gguf_file": where.name}
-    with explained(where, "config"):
-        config = AutoConfig.from_pretrained(where, **_options(where), **of)
-        check_config(config.to_dict())
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval()
-
-
 def choose_device(device: str | torch.device) -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU."""
     if device == "auto":

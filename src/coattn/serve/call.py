@@ -140,9 +140,7 @@ class HttpCall:
     def progress(self) -> tuple[int, int]:
         """Tokens of the prompts that have been read, and all of them."""
         requests = [handle.request for handle in self.handles]
-        # one that has a token has read its prompt, though its slot may be another's by now
-        read = sum(len(each.prompt) if each.output else min(each.stored, len(each.prompt)) for each in requests)
-        return read, sum(len(each.prompt) for each in requests)
+        return sum(each.prompt_read for each in requests), sum(len(each.prompt) for each in requests)
 
     async def _wait(self, pause: float | None) -> bool:
         if self._error is None:

@@ -16,18 +16,9 @@ Messages = list[dict[str, str]]
 
 
 class Partner:
-    """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one.
+    """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one."""
 
-    progress: whether a line on stderr shows how far an answer is."""
-
-    def __init__(
-        self,
-        open: Callable[[str | None], LLM],
-        method: str | None,
-        session: str | None = None,
-        progress: bool = False,
-    ) -> None:
-        self._progress = progress
+    def __init__(self, open: Callable[[str | None], LLM], method: str | None, session: str | None = None) -> None:
         self._open, self._method, self._name = open, method, session
         self.llm = open(method)
         try:
@@ -61,7 +52,7 @@ class Partner:
                 "Type /reset, or start with a larger --max-length.",
             )
         handle = self.session.submit(new, replace(asked, max_new_tokens=min(asked.max_new_tokens, room)))
-        for part in stream(self.llm.engine, handle, self._progress):
+        for part in stream(self.llm.engine, handle, self.llm.progress):
             if part.error is not None:
                 raise part.error
             self._last = part
