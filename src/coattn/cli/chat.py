@@ -93,7 +93,8 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
     from coattn.engine.llm import LLM
     from coattn.tools.chat.partner import Partner
 
-    tell(f"Loading {engine.model}" + ("." if is_given("model") else "; --model takes another."))
+    if not is_given("model"):
+        tell(f"Loading {engine.model}; --model takes another.")
     loaded = engine.load()
     if not getattr(loaded.tokenizer, "chat_template", None):
         raise InputError(

@@ -50,6 +50,7 @@ def generate(
     **options: Any,
 ) -> Generation:
     """Continues the token ids under a method. on_text gets pieces of the answer as they become final.
+
     options: others of `LLM`, and the method's parameters.
     """
     left, limit = room(loaded, len(ids)), positions(loaded)

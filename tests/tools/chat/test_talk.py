@@ -152,7 +152,6 @@ def test_the_command(tmp_path: Path) -> None:
         want = engine.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
     assert (done.returncode, done.stdout) == (0, want + "\n")
     assert "5 written" in done.stderr
-    assert f"Loading {tmp_path}." in done.stderr
     assert "under full (exact), up to 512 tokens. /help lists the commands" in done.stderr
     assert "Ctrl-D leaves" in done.stderr
 
@@ -182,6 +181,8 @@ def test_a_server_on_this_machine_is_found_and_talked_to(monkeypatch: pytest.Mon
         talk = Desk("hello", "and again").talk(partner, system="be brief")
         assert talk.messages[2]["content"] == server.llm.generate(talk.messages[:2], greedy(8))[0].text
     assert cli_chat.find_server(None, False) is None
+    monkeypatch.setattr("coattn.cli.options.load_model", lambda *_: (_ for _ in ()).throw(InputError("No.", "No.")))
+    assert coattn("chat").stderr.splitlines()[:2] == ["Loading smollm2; --model takes another.", "error: No."]
     with pytest.raises(InputError, match="cannot be reached"):
         cli_chat.find_server(server.url, False)
 
