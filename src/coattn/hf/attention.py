@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -74,6 +74,10 @@ class ModelUser:
 
     def leave_layer(self, layer: int) -> None:
         """A layer has attended."""
+
+    def storing(self) -> AbstractContextManager[object]:
+        """The mode of PyTorch in which a layer stores and attends: the caller's, whose steps all run in it."""
+        return nullcontext()
 
     def check_routed(self) -> None:
         """Raises UnsupportedError where the model's attention was set to another one."""
@@ -167,7 +171,7 @@ def attention_forward(
     batch, _, columns, _ = query.shape
     user.enter_layer(layer, batch, columns, attention_mask)
     (runtime, running), tokens = user.call, user.tokens
-    with torch.inference_mode(False), torch.no_grad():  # what is stored may be needed outside inference mode
+    with user.storing(), torch.no_grad():
         q, k, v = (pack(x, tokens) for x in (query, key, value))
         if runtime is not None:
             out = runtime.attend(running, layer, q, k, v, scale)
