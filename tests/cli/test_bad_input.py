@@ -67,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
         (["generate", "hello", "--model", "/nowhere/model"], ["/nowhere/model"]),
         (["generate", "--no-such-option"], ["No such option", "generate --help"]),
+        (["plan", "--model", "x"], ["No such option '--model'.\n", "Did you mean"]),
         (["plan", "llama-3-8b", "--context", HUGE], ["--context", "no sequence has"]),
         (["plan", "llama-3-8b", "--context", "2147483647", "--method", "cpu"], ["67,108,864 blocks", "in proportion"]),
         (["plan", "llama-3-8b", "--batch", "2147483647", "--method", "cpu"], ["blocks", "at most"]),
@@ -122,7 +123,7 @@ def test_a_window_that_the_system_would_promise_and_not_give(folder: Path, monke
     """Nothing is allocated: such a process is killed only when it writes to its memory."""
     monkeypatch.setattr("coattn.cache.available.memory", lambda: (128 << 20, 100 << 20))
     done = coattn("generate", "w1 w2", "--model", str(folder), "--method", "cpu", "--set", "window_blocks=200000")
-    assert_refused(done, "in the GPU tier, but only 100.0 MiB is free on this machine.")
+    assert_refused(done, "in DRAM, but only 80.0 MiB is free for it on this machine.", "the window")
 
 
 def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pyte
         (["generate", " ".join(["w5"] * 600)], ["600 tokens", "only 512 positions"]),
         (["eval", "fidelity", "--length", "600"], ["--length is 600", "only 512 positions"]),
         (["chat"], ["no chat template", "coattn generate --raw"]),
-        (["generate", "w1", "--max-new-tokens", "100000000"], ["512 positions", "Give 511 or less"]),
+        (["generate", "w1", "--max-new-tokens", "100000000"], ["512 positions", "Give 512 or less"]),
         (["eval", "needle", "--lengths", "99999999"], ["100,000,023 positions", "at most 488"]),
         (["eval", "perplexity", "--length", "300", "--start", "99999999"], ["--start is 99,999,999", "--length"]),
     ],

@@ -3,6 +3,7 @@ or is refused with one sentence and a hint (exit 2). Nothing else may happen."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -107,9 +108,10 @@ def crossed(commands: Iterable[str], alike: str, sliding: str) -> list[Any]:
 
 @pytest.mark.parametrize("row", METHODS)
 def test_a_plan_under_a_row(row: str) -> None:
-    plan = ("plan", "--context", "300", "--shapes", "tiny-sliding", "--method", row)
-    assert_runs_or_is_refused(*plan, "--gpu-memory", "1MiB", "--host-memory", "1KiB")
-    assert_runs_or_is_refused(*plan, "--devices", "cuda:0,cuda:1")
+    Path("config.json").write_text(json.dumps(SLIDING), encoding="utf-8")
+    plan = ("plan", ".", "--context", "300", "--method", row)
+    for more in (("--gpu", "1MiB", "--dram", "1KiB"), ("--gpu", "2x24", "--batch", "3"), ("--gpu", "no card")):
+        assert_runs_or_is_refused(*plan, *more)
 
 
 @pytest.mark.parametrize(("row", "command", "family"), crossed(ON_A_MODEL, "llama", "gemma3"))
@@ -122,4 +124,4 @@ def test_a_command_under_a_row(row: str, command: str, family: str, folders: dic
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
 def test_a_measurement(measurement: str, family: str, folders: dict[str, Path]) -> None:
     of = [] if measurement in ("doctor", "models", "sessions") else ["--model", str(folders[family])]
-    assert_runs_or_is_refused(*measurement.split(), *of)
+    assert_runs_or_is_refused(*measurement.split(), *(of[1:] if measurement.startswith("plan") else of))

@@ -22,7 +22,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from coattn.errors import CoattnError, ConfigError, ModelError
+import coattn
+from coattn.errors import BudgetError, CoattnError, ConfigError, ModelError, UnsupportedError
 from coattn.hf.load import choose_device, choose_dtype, load
 
 
@@ -160,6 +161,42 @@ def test_pickled_weights_are_never_opened(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(ModelError, match="pickled weights only"):
         load(folder)
+
+
+def refuse_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("coattn.hf.load._causal.from_pretrained", read)
+    monkeypatch.setattr("coattn.hf.load.AutoModelForCausalLM.from_pretrained", read)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"model_type": "qwen3_moe"}, UnsupportedError, "family 'qwen3_moe'"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, UnsupportedError, "quantised by 'mxfp4'"),
+        ({"max_position_embeddings": 40}, ConfigError, "max_length is 64, but .* has 40 positions"),
+        ({}, BudgetError, r"The weights of .* in float32 need .* KiB of memory, but only 1\.0 KiB is free"),
+    ],
+    ids=["family", "quantised", "positions", "memory"],
+)
+def test_what_cannot_run_is_refused_before_weights_are_read(
+    changes: dict[str, Any], error: type[CoattnError], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_config(**changes)(folder)
+    refuse_weights(monkeypatch)
+    monkeypatch.setattr("coattn.hf.load.memory", lambda: (1 << 30, 1 << (30 if changes else 10)))
+    with pytest.raises(error, match=said) as refused:
+        coattn.LLM(str(folder), dtype="float32", device="cpu", max_length=64)
+    assert refused.value.hint
+
+
+def test_weights_that_fit_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusals above are what keeps them from being read."""
+    refuse_weights(monkeypatch)
+    with pytest.raises(ModelError, match="weights are read"):
+        coattn.LLM(str(folder), dtype="float32", device="cpu", max_length=64)
 
 
 def test_code_in_the_folder_is_never_run(folder: Path) -> None:

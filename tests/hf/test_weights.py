@@ -305,17 +305,18 @@ def test_refused_where_queries_are_predicted_and_for_bad_shares() -> None:
 
 
 def test_the_plan_counts_them() -> None:
-    done = command("plan", "--weights-on-gpu", "0.5", "--context", "4096", "--gpu-memory", "10GiB", "--json")
+    plan = ("plan", "llama-3-8b", "--context", "4096", "--gpu", "12GiB", "--dram", "64GiB", "--json")
+    whole = json.loads(command(*plan).stdout)
+    done = command(*plan, "--weights-on-gpu", "0.5")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    whole = json.loads(command("plan", "--context", "4096", "--gpu-memory", "10GiB", "--json").stdout)
-    assert whole["weight_bytes"] == whole["gpu_weight_bytes"] == found["weight_bytes"]
-    assert not whole["fits_gpu"]
-    assert found["fits_gpu"]
-    layers = 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096) * 2
-    assert found["gpu_weight_bytes"] == found["weight_bytes"] - layers // 2
-    assert found["step_weight_bytes"] == found["host_weight_bytes"] == layers * 18 // 32
-    assert "brought in" in command("plan", "--weights-on-gpu", "0.5", "--context", "4096").stdout
+    layers = 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336) * 2
+    for whole_row, row in zip(whole["methods"], found["methods"], strict=True):
+        assert whole_row["weights"] == whole["weight_bytes"] == found["weight_bytes"]
+        assert row["weights"] == whole["weight_bytes"] - layers // 2
+        assert row["dram"] == whole_row["dram"] + layers // 2
+        assert not whole_row["fits"]
+    assert found["methods"][0]["fits"], "full"
 
 
 def test_the_command_line_takes_a_share(tmp_path: Any) -> None:

@@ -57,7 +57,8 @@ def test_usage_on_every_chunk(client: openai.OpenAI) -> None:
 
 def test_several_choices_differ_by_their_seed_alone(client: openai.OpenAI) -> None:
     def texts(n: int, seed: int) -> list[str | None]:
-        got = client.chat.completions.create(model="small", messages=TALK, max_tokens=8, n=n, seed=seed)
+        asked = {"model": "small", "messages": TALK, "max_tokens": 8, "temperature": 1, "n": n, "seed": seed}
+        got = client.chat.completions.create(**asked)
         assert [each.index for each in got.choices] == list(range(n))
         assert got.usage.completion_tokens <= 8 * n
         return [each.message.content for each in got.choices]
@@ -66,7 +67,8 @@ def test_several_choices_differ_by_their_seed_alone(client: openai.OpenAI) -> No
     assert len(set(first)) == 3
     assert texts(2, 7) == first[:2]
     assert texts(1, 8) == first[1:2]
-    stream = client.chat.completions.create(model="small", messages=TALK, max_tokens=8, n=3, seed=7, stream=True)
+    more = {"max_tokens": 8, "temperature": 1, "n": 3, "seed": 7}
+    stream = client.chat.completions.create(model="small", messages=TALK, **more, stream=True)
     parts = ["", "", ""]
     for chunk in stream:
         for each in chunk.choices:
@@ -141,6 +143,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as told:
         client.chat.completions.create(model="small", messages=[{"role": "user", "content": "x" * 300}])
     assert (told.value.code, told.value.param) == ("context_length_exceeded", "messages")
+    assert "the server's --max-length" in str(told.value), "what changes it"
     with pytest.raises(openai.BadRequestError, match="10,000"):
         client.completions.create(model="small", prompt="x", max_tokens=10_000)
 

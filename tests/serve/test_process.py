@@ -72,3 +72,19 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert "error:" in done.stderr
     assert "hint:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_settings_under_which_nothing_can_be_answered_are_refused_at_the_start(folder: Path) -> None:
+    for more in (("--max-length", "256"), ()):
+        memory = ("--method", "cpu", "--host-kv", "10KiB", "--set", "window_blocks=1")
+        done = coattn("serve", "--model", str(folder), "--port", "0", *memory, *more)
+        assert done.returncode == 2
+        assert "ready" not in done.stderr
+        assert "error: No prompt can be answered: a sequence of 128 tokens needs" in done.stderr
+        assert "hint: Raise --host-kv by" in done.stderr
+
+
+def test_positions_are_asked_for_before_weights(folder: Path) -> None:
+    done = coattn("serve", "--model", str(folder), "--port", "0", "--max-length", "513")
+    assert done.returncode == 2
+    assert f"--max-length is 513, but {folder} has 512 positions." in done.stderr

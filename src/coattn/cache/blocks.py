@@ -157,9 +157,11 @@ class BlockMemory:
         """Blocks by which the capacity could grow; None: no limit."""
         if self.fixed:
             return 0
-        left = self.ledger.room(self.tier)
-        own = None if left is None else left // self.block_bytes
-        on_gpu = None if self.side is None else self.ledger.room("gpu")
+        left = self.ledger.left(self.tier)
+        # without a GPU, sides of blocks in DRAM come out of the same memory
+        more = self.side_bytes if self.tier == "host" and self.ledger.limit("host") is None else 0
+        own = None if left is None else left // (self.block_bytes + more)
+        on_gpu = None if self.side is None else self.ledger.left("gpu")
         if on_gpu is None:
             return own
         sides = max(0, on_gpu - self._side_padding()) // self._gpu_bytes()
@@ -245,30 +247,28 @@ class BlockMemory:
         """Raises BudgetError where the machine's DRAM has not so much left."""
         devices = {shape.device.type for shape in self.layers.values()}
         # a budget that was given is believed: machines exist whose memory grows as it is used
-        unsaid = self.ledger.limit(self.tier) is None
+        unsaid = self.ledger.limit(self.tier) is None and (self.ledger.whole or self.ledger).dram is None
         if unsaid and "meta" not in devices and (self.tier == "host" or "cuda" not in devices):
             available.require(nbytes, self.what, PLACE[self.tier])
 
     def _allocate(self, blocks: int, layers: Mapping[int, LayerShape]) -> dict[int, Tensor]:
-        if self.tier == "gpu":
-            # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
-            try:
-                return {
-                    i: torch.zeros(self.size(blocks, s), dtype=self.dtype(s), device=s.device)
-                    for i, s in layers.items()
-                }
-            except RuntimeError as error:  # on the host PyTorch has no other for memory that is not there
-                if not isinstance(error, torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
-                    raise
-                need = format_bytes(blocks * self.block_bytes)
-                raise BudgetError(
-                    f"{self.what} needs {need} of KV memory {PLACE[self.tier]}, more than is free on this machine.",
-                    "Shorten the context, lower the batch or the window, or set a budget.",
-                ) from error
-        # layers that are made together lie in one stretch of memory; a GPU of any layer makes it readable by GPUs
-        nbytes = blocks * sum(map(self.layer_bytes, layers.values()))
-        sizes = {i: (self.dtype(s), self.size(blocks, s)) for i, s in layers.items()}
-        return layer_views(host_memory(nbytes, self._device()), sizes)
+        nbytes, device = blocks * sum(map(self.layer_bytes, layers.values())), self._device()
+        try:
+            if self.tier == "gpu" and device.type == "cuda":
+                # zeroed: a padded row of a half-filled block may be multiplied by a weight of zero, and 0 * nan is nan
+                sizes = {i: self.size(blocks, s) for i, s in layers.items()}
+                return {i: torch.zeros(sizes[i], dtype=self.dtype(s), device=s.device) for i, s in layers.items()}
+            # layers that are made together lie in one stretch of memory; a GPU of any layer makes it readable by GPUs
+            views = {i: (self.dtype(s), self.size(blocks, s)) for i, s in layers.items()}
+            return layer_views(host_memory(nbytes, device), views)
+        except (RuntimeError, OSError) as error:  # on the host there is no other for memory that is not there
+            if not isinstance(error, torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
+                raise
+            raise BudgetError(
+                f"{self.what} needs {format_bytes(nbytes)} of KV memory {PLACE[self.tier]}, more than is free on this "
+                "machine.",
+                "Shorten the context, lower the batch or the window, or set a budget.",
+            ) from error
 
 
 def runs(ids: list[int]) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,16 +22,26 @@ HUGE_PAGE_BYTES = 2 << 20
 def host_memory(nbytes: int, device: torch.device) -> Tensor:
     """`[nbytes]` uint8, zeroed, 64-byte aligned; a GPU `device` can read and write it at its own address.
 
-    Without a GPU it is ordinary memory, which the system hands out page by page as it is written; with a meta device it
-    is a size and nothing else.
+    Without a GPU it is ordinary memory, which the system hands out page by page as it is written (PyTorch's own zeros
+    are all written at once); with a meta device it is a size and nothing else. Raises OSError where there is none.
     """
     if device.type == "meta":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if device.type != "cuda" or nbytes == 0:
+    if nbytes == 0 or (device.type != "cuda" and nbytes < HUGE_PAGE_BYTES):
         return torch.zeros(nbytes, dtype=torch.uint8)
+    if device.type != "cuda":
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a wish: ordinary pages work too
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8)
     arena = native.Arena(nbytes, device)
     arena.grow(nbytes)
     return arena.memory()[:nbytes]
+
+
+def untouched(size: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros on the CPU whose pages the system hands out as they are written."""
+    return host_memory(math.prod(size) * dtype.itemsize, torch.device("cpu")).view(dtype).view(size)
 
 
 def layer_views(memory: Tensor, sizes: Mapping[int, tuple[torch.dtype, tuple[int, ...]]]) -> dict[int, Tensor]:

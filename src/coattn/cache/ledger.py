@@ -14,15 +14,28 @@ from coattn.units import format_apart, format_bytes
 PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
 
 
+@dataclass(frozen=True)
+class Dram:
+    """What the machine, or its container, had when KV memory was opened."""
+
+    total: int
+    free: int
+    """Bytes that tiers without a limit of their own may take."""
+    tiers: tuple[Tier, ...]
+    """That lie there: without a GPU both."""
+
+
 @dataclass
 class Ledger:
-    """Counts the KV bytes of each tier and refuses to go past a limit. A limit of None means unlimited.
+    """Counts the KV bytes of each tier and refuses to go past a limit. A limit of None means unlimited, but for what
+    the machine has (`dram`), where that is known.
 
     Where layers lie on several devices, `divide` makes a ledger for each: what it takes counts in the whole one too.
     """
 
     gpu: int | None = None
     host: int | None = None
+    dram: Dram | None = None
     device: str = ""
     """Of a part: the device's name."""
     whole: Ledger | None = field(default=None, repr=False, compare=False)
@@ -39,7 +52,13 @@ class Ledger:
         """
         for name, own, share in zip(devices, gpu, host, strict=True):
             there = None if self.host is None else self.host * share // max(1, sum(host))
-            self.parts.append(Ledger(own, there, name, self))
+            self.parts.append(Ledger(own, there, None, name, self))
+
+    def blank(self) -> Ledger:
+        """One of the same limits that holds nothing."""
+        made = Ledger(self.gpu, self.host, self.dram)
+        made.parts = [Ledger(part.gpu, part.host, None, part.device, made) for part in self.parts]
+        return made
 
     def part(self, stage: int) -> Ledger:
         """The ledger of a device; this one, where there is but one."""
@@ -59,17 +78,46 @@ class Ledger:
         return self.gpu if tier == "gpu" else self.host
 
     def room(self, tier: Tier) -> int | None:
-        """Bytes that may still be taken; None when there is no limit."""
+        """Bytes that may still be taken; None when there is no limit. Of DRAM also what the machine has; the GPU tier
+        of a machine without a GPU has no limit here, since windows are chosen by it."""
         limit = self.limit(tier)
-        own = None if limit is None else max(0, limit - self.held[tier])
+        own = self._spare() if tier == "host" and limit is None else None
+        if limit is not None:
+            own = max(0, limit - self.held[tier])
         all_of_it = None if self.whole is None else self.whole.room(tier)
         return all_of_it if own is None else own if all_of_it is None else min(own, all_of_it)
 
+    def left(self, tier: Tier) -> int | None:
+        """The same for memory that takes all it can get: also of the GPU tier what the machine has."""
+        room, whole = self.room(tier), self.whole or self
+        if room is not None or whole.dram is None or tier not in whole.dram.tiers:
+            return room
+        return whole._spare()
+
+    def _spare(self) -> int | None:
+        return None if self.dram is None else max(0, self.dram.free - self.in_dram())
+
+    def in_dram(self) -> int:
+        """Bytes that are held of the machine's memory."""
+        return 0 if self.dram is None else sum(self.held[tier] for tier in self.dram.tiers)
+
     def require(self, tier: Tier, count: int, what: str) -> None:
         """Raises BudgetError, naming the minimum, when `count` more bytes do not fit. Takes nothing."""
-        limit = self.limit(tier)
+        limit, dram = self.limit(tier), self.dram
         if limit is not None and self.held[tier] + count > limit:
             self.refuse(tier, count, what)
+        if dram is None or tier not in dram.tiers:
+            return
+        most = dram.free if limit is None else dram.total
+        if self.in_dram() + count > most:
+            needed, there = format_apart(self.in_dram() + count, most)
+            has, lower = f"the {there} of this machine are all there is", f"{tier}_kv to {most} bytes or less"
+            if limit is None:
+                has, lower = f"only {there} is free for it on this machine", "max_length, max_batch or the window"
+            raise BudgetError(
+                f"{what} needs {needed} of KV memory in DRAM, but {has}.",
+                f"Lower {lower}, or free memory: {most} bytes can be taken.",
+            )
 
     def refuse(self, tier: Tier, count: int, what: str) -> NoReturn:
         """Raises the BudgetError of `count` bytes more than what is held."""

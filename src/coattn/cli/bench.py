@@ -11,6 +11,7 @@ from rich.table import Table
 
 from coattn.cli.options import (
     count_option,
+    fits,
     gpu_kv_option,
     host_kv_option,
     join,
@@ -94,7 +95,7 @@ def decode(batch: int, context: int, steps: int, **options: Any) -> None:
     """Measure the decode step of sequences of one length, and how far its predictions are from the first method's."""
     if steps >= context:
         raise ConfigError(f"--steps is {steps}, but --context is only {context}.", "Raise --context.")
-    run = Run(options)
+    run = Run(options, context)
     import torch
 
     windows = torch.tensor(run.prompts([context] * batch))
@@ -108,7 +109,7 @@ def decode(batch: int, context: int, steps: int, **options: Any) -> None:
 @click.option("--lengths", default="1024,4096", callback=numbers, help="Lengths of the prompts in tokens.")
 def prefill(lengths: list[int], weights_on_gpu: float | None, **options: Any) -> None:
     """Measure the time to the first token of prompts that are read one after another."""
-    run = Run(options, on_host=weights_on_gpu is not None)
+    run = Run(options, max(lengths), on_host=weights_on_gpu is not None)
     for ids in run.prompts(lengths):
         serve = partial(run.tools.serve, prompts=[ids], new_tokens=2, max_batch=1, weights_on_gpu=weights_on_gpu)
         run.measure(serve, run.tools.compare_answers, tokens=len(ids))
@@ -128,7 +129,7 @@ def prefill(lengths: list[int], weights_on_gpu: float | None, **options: Any) ->
 def requests(count: int, lengths: list[int], weights_on_gpu: float | None, **options: Any) -> None:
     """Measure many requests: tokens per second, and how long users wait."""
     limits = {name: options[name] for name in ("new_tokens", "max_batch")}
-    run = Run(options, on_host=weights_on_gpu is not None)
+    run = Run(options, max(lengths), on_host=weights_on_gpu is not None)
     prompts = run.prompts([lengths[i % len(lengths)] for i in range(count)])
     serve = partial(run.tools.serve, prompts=prompts, weights_on_gpu=weights_on_gpu, **limits)
     run.measure(serve, run.tools.compare_answers)
@@ -140,8 +141,8 @@ def requests(count: int, lengths: list[int], weights_on_gpu: float | None, **opt
 class Run:
     """The model, the text, the candidates and the output of a benchmark."""
 
-    def __init__(self, options: dict[str, Any], on_host: bool = False) -> None:
-        """Checks all options before it loads the model."""
+    def __init__(self, options: dict[str, Any], tokens: int, on_host: bool = False) -> None:
+        """Checks all options before it loads the model. tokens: of the longest prompt."""
         from coattn.method.row import compose
         from coattn.method.table import find_method
         from coattn.tools import bench as tools
@@ -153,7 +154,7 @@ class Run:
         for each in self.candidates:
             compose(find_method(each.method), **each.params)
         self.text = read_text(options["text_file"])
-        self.loaded = load_model(options, on_host)
+        self.loaded = load_model(options, on_host, check=fits("A prompt's length", tokens, options["model"]))
         self.rows: list[dict[str, Any]] = []
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import EngineOptions, engine_options, is_given, length_option, sampling_options
+from coattn.cli.options import EngineOptions, engine_options, fits, is_given, length_option, sampling_options
 from coattn.cli.output import err, notices
 from coattn.errors import ConfigError, InputError
 from coattn.serve.settings import KEY
@@ -33,7 +33,7 @@ HOW = "/help lists the commands, Ctrl-C stops an answer, /quit or Ctrl-D leaves.
 @click.option("--url", metavar="URL", help=f"Talk to this server. Its API key is read from {KEY}.")
 @click.option("--session", metavar="NAME", help="Continue the session of this name, and save it at the end.")
 @click.option("--system", metavar="TEXT", help="Begin the conversation with this system message.")
-@sampling_options(1024, 0.7, 0.95)
+@sampling_options
 def chat(engine: EngineOptions, max_length: Any, url: Any, session: Any, system: Any, **sampling: Any) -> None:
     """Chat with a model. Answers go to stdout, everything else to stderr.
 
@@ -95,7 +95,7 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
 
     if not is_given("model"):
         tell(f"Loading {engine.model}; --model takes another.")
-    loaded = engine.load()
+    loaded = engine.load(fits("--max-length", max_length, engine.model))
     if not getattr(loaded.tokenizer, "chat_template", None):
         raise InputError(
             f"{loaded.name} has no chat template.",

@@ -61,9 +61,8 @@ def needle(**options: Any) -> None:
     text, target = read_text(options["text_file"]), writable(options["target"])
     said = {name: options[name] for name in ("lengths", "depths", "seed")}
     cells = task.grid(**said)
-    loaded = load_model(options)
     longest = max(options["lengths"])
-    task.check_length(loaded, longest)  # before a text of that length is made
+    loaded = load_model(options, check=lambda _, most: task.check_length(options["model"], most, longest))
     haystack = Haystack(text, loaded.tokenizer, longest)
     prompts = {cell: task.prompt(cell, haystack) for cell in cells}
     judged: dict[Any, dict[str, Any]] = {}

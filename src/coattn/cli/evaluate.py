@@ -23,7 +23,7 @@ from coattn.text import Text, read_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from coattn.hf.load import Loaded
+    from coattn.hf.load import Check, Loaded
     from coattn.tools.evaluate.windows import Windows
 
 LENGTH, DECODE = 2048, 128
@@ -92,32 +92,34 @@ class Subject:
 def prepare(options: dict[str, Any]) -> Subject:
     """Reads the text, loads the model and cuts the windows."""
     text = read_text(options["text_file"])
-    loaded = load_to_compare(options)
 
-    from coattn.hf.generate import positions
     from coattn.tools.evaluate.windows import choose
 
-    decode, length, limit = options["decode"] or DECODE, options["length"], positions(loaded)
+    decode, length = options["decode"] or DECODE, options["length"]
     if options["prefill"] is not None:
         named, wanted = "--prefill and --decode make", options["prefill"] + decode
     else:
         length = length or LENGTH
         named, wanted = "--length is", length
-    if limit is not None and wanted > limit:
-        raise InputError(
-            f"{named} {wanted:,}, but {loaded.name} has only {limit:,} positions.", f"Give {limit} or less."
-        )
+
+    def check(_: Any, limit: int | None) -> None:
+        if limit is not None and wanted > limit:
+            raise InputError(
+                f"{named} {wanted:,}, but {options['model']} has only {limit:,} positions.", f"Give {limit} or less."
+            )
+
+    loaded = load_to_compare(options, check)
     ids = loaded.tokenizer(text.body, return_tensors="pt", verbose=False).input_ids[0]
     given = {name: options[name] for name in ("prefill", "start", "stride")}
     windows = choose(len(ids), decode=decode, length=length, name=text.name, **given)
     return Subject(loaded, text, ids, windows)
 
 
-def load_to_compare(options: dict[str, Any]) -> Loaded:
+def load_to_compare(options: dict[str, Any], check: Check | None = None) -> Loaded:
     """The model that --model, --dtype and --device name; on a CPU it computes in float32 unless --dtype says otherwise:
     rounding to bfloat16 costs more (KL about 1e-3) than some methods do."""
     from coattn.hf.load import choose_device
 
     on_cpu = choose_device(options["device"]).type == "cpu"
     dtype = "float32" if options["dtype"] == "auto" and on_cpu else options["dtype"]
-    return load_model({**options, "dtype": dtype})
+    return load_model({**options, "dtype": dtype}, check=check)

@@ -19,7 +19,7 @@ from coattn.units import format_bytes
 @click.argument("prompt", required=False)
 @click.option("--file", "file", metavar="FILE", help="Read the prompt from FILE. PROMPT, if given, follows it.")
 @engine_options
-@sampling_options(128, 0.0, None)
+@sampling_options
 @count_option("--top-k", None, "Sample from this many of the most likely tokens.")
 @count_option("--seed", None, "Seed of the sampling, to repeat an answer.", 0)
 @click.option("--raw", is_flag=True, help="Send the prompt unchanged, without the model's chat template.")
@@ -36,18 +36,27 @@ def generate(
     row, params = engine.row, engine.params
     text = read_prompt(prompt, file)
     asked = {name: value for name, value in given.items() if value is not None}
-    if given["temperature"] == 0 and asked.keys() & {"top_p", "top_k"}:
-        raise ConfigError(
-            "--top-p and --top-k have no effect at --temperature 0.", "Set --temperature above 0 to sample."
-        )
+    check_sampling(asked, 1)
 
     from coattn.engine.generate_once import generate as run
     from coattn.engine.prompts import encode
-    from coattn.engine.sampling.params import SamplingParams
+    from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
+    from coattn.hf.families import check_length
+    from coattn.hf.forward import sampling_defaults
+    from coattn.hf.generate import room
 
-    loaded = engine.load()
-    plain = raw or not getattr(loaded.tokenizer, "chat_template", None)
-    ids = encode(text if plain else [{"role": "user", "content": text}], loaded.tokenizer, len(loaded.tokenizer))
+    ids: list[int] = []
+
+    def check(tokenizer: Any, most: int | None) -> None:
+        check_length("--max-new-tokens", asked.get("max_new_tokens"), engine.model, most)
+        if tokenizer is not None:
+            plain = raw or not getattr(tokenizer, "chat_template", None)
+            said: Any = text if plain else [{"role": "user", "content": text}]
+            ids[:] = encode(said, tokenizer, len(tokenizer))
+            room(engine.model, most, len(ids))
+
+    loaded = engine.load(check)
+    check_sampling(asked, sampling_defaults(loaded.model).get("temperature", 0))
     options = {"progress": engine.progress, **engine.memory, **params}
     with notices() as answer:
         shown = None if as_json else answer.write
@@ -74,9 +83,17 @@ def generate(
     if as_json:
         print_json(summary)
         return
-    if result.finish_reason == "length" and len(result.new_ids) < given["max_new_tokens"]:
+    if result.finish_reason == "length" and len(result.new_ids) < (given["max_new_tokens"] or DEFAULT_NEW_TOKENS):
         err.print("The answer ended because it reached the model's context length.", style="dim", highlight=False)
     err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
+
+
+def check_sampling(asked: dict[str, Any], otherwise: float) -> None:
+    """Raises ConfigError for filters that change nothing. otherwise: the temperature where there is none."""
+    if asked.get("temperature", otherwise) == 0 and asked.keys() & {"top_p", "top_k"}:
+        raise ConfigError(
+            "--top-p and --top-k have no effect at --temperature 0.", "Set --temperature above 0 to sample."
+        )
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 
 import click
@@ -72,8 +73,9 @@ def run_group(group: click.Group, name: str, arguments: list[str] | None = None)
         if said.startswith("Usage: "):  # a group without a command: its help is all there is to say
             click.echo(said, err=True)
         else:
-            said += "" if said.endswith((".", "?", "?)")) else "."
-            print_error(ConfigError(said, f"`{where} --help` shows what it takes."))
+            said, *meant = re.split(r" \(?(?=Did you mean )", said, maxsplit=1)
+            hints = [*(each.removesuffix(")") for each in meant), f"`{where} --help` shows what it takes."]
+            print_error(ConfigError(said + ("" if said.endswith((".", "?")) else "."), " ".join(hints)))
         sys.exit(2)
     except click.ClickException as error:
         error.show()

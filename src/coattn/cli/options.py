@@ -19,7 +19,7 @@ from coattn.part import MOST, MOST_BATCH
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
-    from coattn.hf.load import Loaded
+    from coattn.hf.load import Check, Loaded
     from coattn.method.row import Composed, Method
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,23 +135,26 @@ def method_options(default: str | None = "full") -> Callable[[F], F]:
 
 def length_option(what: str) -> Callable[[F], F]:
     """--max-length."""
-    return count_option(
-        "--max-length", None, f"Longest {what} in tokens.  [default: the model's context length, at most 8,192]", 2
-    )
+    default = "the model's positions, or as many as fit in memory"
+    return count_option("--max-length", None, f"Longest {what} in tokens.  [default: {default}]", 2)
 
 
-def sampling_options(tokens: int, temperature: float, top_p: float | None) -> Callable[[F], F]:
-    """--max-new-tokens, --temperature, --top-p, with these defaults."""
-    return join(
-        count_option("--max-new-tokens", tokens, "Longest answer in tokens."),
-        click.option("--temperature", default=temperature, type=Number(0), help="Randomness; 0 is greedy."),
-        click.option(
-            "--top-p",
-            default=top_p,
-            type=Number(0, 1, min_open=True),
-            help="Sample from the most likely tokens whose probabilities add up to this.",
-        ),
-    )
+sampling_options = join(
+    count_option("--max-new-tokens", None, "Longest answer in tokens.  [default: 2048]"),
+    click.option(
+        "--temperature",
+        default=None,
+        type=Number(0),
+        help="Randomness; 0 is greedy.  [default: as the model's generation config says, or 0]",
+    ),
+    click.option(
+        "--top-p",
+        default=None,
+        type=Number(0, 1, min_open=True),
+        help="Sample from the most likely tokens whose probabilities add up to this.",
+    ),
+)
+"""--max-new-tokens, --temperature, --top-p; the defaults are those of `SamplingParams`."""
 
 
 @dataclass(frozen=True)
@@ -213,12 +216,12 @@ class EngineOptions:
             Devices.of(*self.division, self.gpu_kv, self.device, self.weights_on_gpu)
         return row
 
-    def load(self) -> Loaded:
-        """Loads the model, with a line on stderr that says how far it is."""
+    def load(self, check: Check | None = None) -> Loaded:
+        """Loads the model, with a line on stderr that says how far it is. check: as `load` has it."""
         device = self.device if self.division is None else self.division[0][0].partition(":")[0]
         on_host = self.weights_on_gpu is not None or self.division is not None
         options = {"model": self.model, "dtype": self.dtype, "device": device}
-        return load_model(options, on_host, self.progress)
+        return load_model(options, on_host, self.progress, check)
 
 
 def bundle(kind: type[Any], argument: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -243,13 +246,22 @@ engine_options = bundle(
 )
 
 
-def load_model(options: dict[str, Any], on_host: bool = False, progress: bool = True) -> Loaded:
+def fits(option: str, tokens: int | None, model: str) -> Check:
+    """Refuses a model with fewer positions than an option asks for, before its weights are there."""
+    from coattn.hf.families import check_length
+
+    return lambda _, most: check_length(option, tokens, model, most)
+
+
+def load_model(
+    options: dict[str, Any], on_host: bool = False, progress: bool = True, check: Check | None = None
+) -> Loaded:
     """The model of `model_options`, with a line on stderr that says how far it is."""
     from coattn.hf.load import load
 
     name, place = options["model"], {"dtype": options["dtype"], "device": options["device"]}
     with stages(f"{Path(name).name}: ", wanted=progress) as show:
-        return load(name, **place, on_host=on_host, on_progress=show)
+        return load(name, **place, on_host=on_host, on_progress=show, check=check)
 
 
 def compose_method(options: dict[str, Any]) -> Composed:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coattn.cli.options import EngineOptions, Number, count_option, engine_options, length_option
+from coattn.cli.options import EngineOptions, Number, count_option, engine_options, fits, length_option
 from coattn.cli.output import err
 from coattn.cli.roles import RoleOptions, role_options, run_prefill
-from coattn.errors import ConfigError
+from coattn.errors import BudgetError, ConfigError
+from coattn.part import MOST_BATCH
 from coattn.serve.settings import KEY, Settings, read_keys
 from coattn.units import parse_bytes
 
@@ -25,7 +26,13 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 @click.command()
 @engine_options
-@count_option("--max-batch", 16, "Requests that run at the same time.")
+@count_option(
+    "--max-batch",
+    None,
+    "Requests that run at the same time.  [default: 16, fewer where memory is short]",
+    1,
+    MOST_BATCH,
+)
 @length_option("sequence, prompt and answer,")
 @count_option("--chunk", None, "Prompt tokens read between two decode steps.  [default: chosen by the engine]")
 @count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
@@ -112,9 +119,14 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
 
         first = not loaded
         if first:  # after a failure the weights are still there
-            loaded.append(engine.load())
+            loaded.append(engine.load(fits("--max-length", options["max_length"], engine.model)))
         arguments = {**engine.memory, **limits, "disk": options["disk_cache"], "reuse": not options["no_reuse"]}
         llm = LLM(loaded[0], row, **arguments, **params)
+        try:
+            llm.engine.scheduler.admission.check_room()  # else no request could be answered
+        except BudgetError:
+            llm.close()
+            raise
         part.attach(llm, check=first)
         if options["warm_up"]:
             llm.warm_up()
@@ -122,7 +134,8 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
 
     def say(llm: LLM) -> None:
         name = llm.composed.method.name
-        err.print(f"ready: {llm.name} under {name}, {llm.max_length:,} tokens", highlight=False, soft_wrap=True)
+        size = f"{llm.max_length:,} tokens, {llm.runner.slots} at a time"
+        err.print(f"ready: {llm.name} under {name}, {size}", highlight=False, soft_wrap=True)
 
     service = Service(settings, open_engine)
     service.engine.opened = say

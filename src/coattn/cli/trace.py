@@ -10,6 +10,7 @@ import click
 from coattn.cli.options import (
     compose_method,
     count_option,
+    fits,
     json_option,
     load_model,
     method_options,
@@ -56,7 +57,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     first = context - WARM_UP_STEPS - options["steps"]
     if first < 1:
         raise ConfigError(f"--context {context} is too short for {options['steps']} steps.", "Give a longer context.")
-    loaded = load_model(options)
+    loaded = load_model(options, check=fits("--context", context, options["model"]))
     if loaded.model.device.type == "cpu":
         err.print('This runs on the CPU alone: "GPU" in the trace is the part that a GPU would run.')
     windows = torch.tensor(prompts(loaded, text, [context] * batch))

@@ -20,6 +20,9 @@ ONWARD: dict[Tier, str] = {
 }
 """By the tier that is too small: who needs less of it."""
 
+LEAST_TOKENS = 128
+"""Shorter sequences hold no question and its answer."""
+
 
 class Excess(NamedTuple):
     """A tier that has too little, what is wanted of it and what it has."""
@@ -50,11 +53,23 @@ class Admission:
             raise InputError(
                 f"The prompt has {given:,} tokens, but a sequence has at most {self.longest:,} here, "
                 "its answer included.",
-                "Shorten it, raise max_length, or use a model with more positions.",
+                f"Shorten it, raise max_length (now {self.longest}), or use a model with more positions.",
             )
         excess = _excess(self._needs(request.limit - 1), self.capacity)
         if excess is not None:
             raise self.too_small(request, excess)
+
+    def check_room(self) -> None:
+        """Raises BudgetError where not even a short prompt could be answered."""
+        tokens = min(self.longest, LEAST_TOKENS)
+        excess = _excess(self._needs(tokens - 1), self.capacity)
+        if excess is not None:
+            lacking = excess.wanted - excess.there
+            raise BudgetError(
+                f"No prompt can be answered: a sequence of {tokens} tokens needs {format_bytes(excess.wanted)} of KV "
+                f"memory {PLACE[excess.tier]}, and {format_bytes(excess.there)} are there.",
+                f"Raise {excess.tier}_kv by {format_bytes(lacking)} ({lacking} bytes) or more.",
+            )
 
     def most(self) -> int:
         """Tokens of the longest sequence that fits alone, its last token included."""

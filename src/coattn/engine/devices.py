@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from coattn.cache.ledger import Ledger
+from coattn.cache import available
+from coattn.cache.ledger import Dram, Ledger
 from coattn.engine.plan.kv import layer_kv
 from coattn.errors import ConfigError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
@@ -19,7 +20,7 @@ from coattn.method.row import Composed
 from coattn.units import parse_bytes
 
 SHARE = 0.8
-"""Of the free GPU memory, what the KV may take when no budget is given; the rest is for activations."""
+"""Of the free memory of a tier, what the KV may take when no budget is given; the rest is for activations."""
 
 Size = int | float | str
 
@@ -78,10 +79,14 @@ class Devices:
         return replace(self, pipeline=PipelineStages(model, division), weights=weights)
 
     def ledger(self, session: Session, host: int | None) -> Ledger:
-        """The budgets of the tiers: what was given, or most of what is free on a GPU. host: of DRAM, all devices."""
+        """The budgets of the tiers: what was given, or most of what is free on a GPU and of the machine's memory.
+
+        host: of DRAM, all devices.
+        """
+        dram = machine_dram(session.device)
         if self.pipeline is None:
-            return Ledger(_free(session.device) if self.budgets[0] is None else self.budgets[0], host)
-        division, found = self.pipeline.division, Ledger(None, host)
+            return Ledger(_free(session.device) if self.budgets[0] is None else self.budgets[0], host, dram)
+        division, found = self.pipeline.division, Ledger(None, host, dram)
         # two stages on one device share what is free there
         gpu = [
             _free(device, division.devices.count(device)) if given is None else given
@@ -104,6 +109,12 @@ class Devices:
                 for name, span, own, part in rows
             ]
         }
+
+
+def machine_dram(device: torch.device) -> Dram:
+    """What this machine, or its container, has for tiers without a budget. device: of the model."""
+    total, free = available.memory()
+    return Dram(total, int(SHARE * free), ("host",) if device.type == "cuda" else ("gpu", "host"))
 
 
 def _budgets(given: Size | Sequence[Size] | None, devices: int) -> tuple[int | None, ...]:

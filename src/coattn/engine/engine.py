@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from coattn.engine.inbox import RequestInbox
 from coattn.engine.request import FinishReason, Forward, Refuse, Request
 from coattn.engine.runner.runner import Runner
 from coattn.engine.sampling.logits import Guide
-from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock
@@ -49,10 +49,14 @@ class Engine:
         longest: int,
         ends: frozenset[int],
         max_waiting: int | None,
+        sampling: Mapping[str, Any],
     ) -> None:
-        """longest: tokens of a sequence at most. ends: the model's end tokens. max_waiting: see `RequestInbox`."""
+        """longest: tokens of a sequence at most. ends: the model's end tokens. max_waiting: see `RequestInbox`.
+
+        sampling: what the model says of it, for requests that do not.
+        """
         self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
-        self.longest, self.ends = longest, ends
+        self.longest, self.ends, self.sampling = longest, ends, sampling
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
@@ -77,7 +81,12 @@ class Engine:
 
     def prepare(self, prompt: list[int], params: SamplingParams, **fields: Any) -> Request:
         """A request that could run. Raises InputError or BudgetError. fields: others of the request."""
-        limit = min(len(prompt) + len(params.feed) + params.max_new_tokens, self.longest)
+        params, given = params.over(self.sampling), len(prompt) + len(params.feed)
+        new = params.max_new_tokens
+        if new is None:
+            fits = self.scheduler.admission.most() - given
+            new = max(1, params.min_new_tokens, min(DEFAULT_NEW_TOKENS, fits))
+        limit = min(given + new, self.longest)
         request = Request(next(self._ids), prompt, params, limit, **fields)
         self.scheduler.admission.check(request)
         return request

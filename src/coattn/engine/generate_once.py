@@ -8,9 +8,9 @@ from typing import Any
 
 from coattn.engine.chunk_policy import GPU_CHUNK_TOKENS
 from coattn.engine.llm import LLM
-from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
 from coattn.engine.watch import stream
-from coattn.errors import ConfigError
+from coattn.hf.families import check_length
 from coattn.hf.generate import positions, room
 from coattn.hf.load import Loaded
 from coattn.method.row import Method
@@ -53,13 +53,10 @@ def generate(
 
     options: others of `LLM`, and the method's parameters.
     """
-    left, limit = room(loaded, len(ids)), positions(loaded)
-    if limit is not None and sampling.max_new_tokens > limit:
-        raise ConfigError(
-            f"max_new_tokens is {sampling.max_new_tokens:,}, but {loaded.name} has only {limit:,} positions.",
-            f"Give {left} or less.",
-        )
-    count = sampling.max_new_tokens if left is None else min(sampling.max_new_tokens, left)
+    left = room(loaded.name, positions(loaded), len(ids))
+    check_length("max_new_tokens", sampling.max_new_tokens, loaded.name, positions(loaded))
+    new = sampling.max_new_tokens or DEFAULT_NEW_TOKENS
+    count = new if left is None else min(new, left)
     on_gpu = loaded.model.device.type == "cuda" or weights_on_gpu is not None or (devices or [""])[0][:4] == "cuda"
     chunk = GPU_CHUNK_TOKENS if on_gpu else len(ids)  # without a GPU the prompt is read at once
     with LLM(

@@ -20,6 +20,7 @@ from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.method_choice import Wanted
 from coattn.engine.model import check_share, open_model, sequence_length, stage
+from coattn.engine.plan.fit import SLOTS, choose
 from coattn.engine.prompts import Prompt, PromptReader, encode, is_chat, split, spread
 from coattn.engine.request import Request, RequestOutput, join_choices
 from coattn.engine.runner.capture import choose_runner
@@ -34,7 +35,7 @@ from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import activation_dtype
 from coattn.hf.cpu_dtypes import warn_if_slow
 from coattn.hf.fingerprint import fingerprints, read_by
-from coattn.hf.forward import Session, end_tokens
+from coattn.hf.forward import Session, end_tokens, sampling_defaults
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
 from coattn.kernels.prompt.warm import warm
@@ -55,13 +56,15 @@ class LLM:
     model: a name, folder or GGUF file (as `coattn generate` takes it), a `Loaded`, or `(model, tokenizer)`;
         the tokenizer may be None, then prompts are token ids and answers have no text.
     method: a name from `coattn methods`, a TOML file with a row of your own, or a `coattn.Method`. Left out,
-        `full` where the KV of `max_batch` sequences of `max_length` tokens fits in the GPU tier, and without a GPU;
-        else `auto`.
+        `full` where the KV of `max_batch` sequences (left out: one) of `max_length` tokens fits in the GPU tier, and
+        without a GPU; else `auto`.
     gpu_kv, host_kv: budgets for KV memory per tier, such as `"2GiB"`. All that they allow, and at most
-        `max_batch` sequences of `max_length` tokens, is taken once, here. Left out, there is no limit but that product
-        and, on a GPU, 80% of the memory that is free there.
-    max_batch: sequences that run at a time; others wait.
-    max_length: tokens of a sequence, prompt and answer; left out, what the model has positions for, at most 8,192.
+        `max_batch` sequences of `max_length` tokens, is taken once, here; without a GPU pages are used as they fill.
+        Left out, 80% of what is free; of DRAM that a GPU reads, where `max_batch` is left out too, at most twice the
+        KV of 131,072 tokens or of one sequence. More than the machine, or its container, has is refused.
+    max_batch: sequences that run at a time; others wait. Left out, 16, or fewer, so that one of `max_length` fits.
+    max_length: tokens of a sequence, prompt and answer. Left out, as many as the model has positions, or, where memory
+        has no room for them, as fit.
     chunk: tokens of prompts in one step; on a GPU decode steps run between its layers. Left out, exact methods read as
         many as `target_ms` allows, others 2,048, on a GPU 8,192: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
@@ -101,7 +104,7 @@ class LLM:
         *,
         gpu_kv: int | float | str | Sequence[int | float | str] | None = None,
         host_kv: int | float | str | None = None,
-        max_batch: int = 16,
+        max_batch: int | None = None,
         max_length: int | None = None,
         chunk: int | None = None,
         target_ms: float | None = None,
@@ -119,9 +122,12 @@ class LLM:
         progress: bool = True,
         **method_params: Any,
     ) -> None:
-        check_count("max_batch", max_batch, 1, MOST_BATCH)
+        if max_batch is None and sizes:
+            max_batch = SLOTS[0]
+        if max_batch is not None:
+            check_count("max_batch", max_batch, 1, MOST_BATCH)
         for size in sizes or ():
-            check_count("sizes", size, 1, max_batch)
+            check_count("sizes", size, 1, max_batch or MOST_BATCH)
         if max_waiting is not None:
             check_count("max_waiting", max_waiting, 0)
         # what is wrong is said before a model is loaded
@@ -131,10 +137,12 @@ class LLM:
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
         on_host = share is not None or asked.several
-        loaded = open_model(model, dtype, device, on_host=on_host, first=asked.first, progress=progress)
+        if max_length is not None:
+            check_count("max_length", max_length, 2)
+        loaded = open_model(model, dtype, device, on_host, asked.first, max_length, progress)
         self.progress = progress
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer
-        self.max_length = sequence_length(loaded, max_length)
+        most = sequence_length(loaded, max_length)
         self.sessions = Sessions(as_folder("session_dir", session_dir))
         """Those that are saved: `names()`, `has(name)`, `delete(name)`."""
         self.conversations = Conversations()
@@ -145,13 +153,15 @@ class LLM:
             if self._weights is not None:
                 undo.callback(self._weights.close)
             divided_for = wanted.named or compose(METHODS["full"])
-            self.devices = asked.resolve(loaded.model, divided_for, max_batch, self.max_length)
+            self.devices = asked.resolve(loaded.model, divided_for, max_batch or 1, most)
             if self.devices.pipeline is not None:
                 undo.callback(self.devices.pipeline.close)
             session = undo.enter_context(Session(loaded.model, self.devices.pipeline))
             self.ledger = self.devices.ledger(session, host)
-            resolved = wanted.resolve(session.layers, self.ledger.gpu_in_all(), max_batch, self.max_length)
+            resolved = wanted.resolve(session.layers, self.ledger.gpu_in_all(), max_batch or 1, most)
             self.composed = resolved.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
+            asked_for = max_batch, max_length, most
+            max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
@@ -175,8 +185,11 @@ class LLM:
                 store=self.store,
                 longest=self.max_length,
                 ends=end_tokens(loaded.model, loaded.tokenizer),
+                sampling=sampling_defaults(loaded.model),
                 max_waiting=max_waiting,
             )
+            if max_length is None:
+                self.engine.scheduler.admission.check_room()
             undo.pop_all()
             for opened in (self.devices.pipeline, self._weights, folder):
                 if opened is not None:

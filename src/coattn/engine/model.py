@@ -11,15 +11,16 @@ import torch
 from coattn.errors import ConfigError
 from coattn.hf.architectures import check_family
 from coattn.hf.converted import silent
+from coattn.hf.families import check_length
 from coattn.hf.forward import longest
 from coattn.hf.load import Loaded, choose_device, load
 from coattn.hf.weights import StagedWeights
 from coattn.method.row import Composed
-from coattn.part import MOST, check_count, check_number
+from coattn.part import MOST, check_number
 from coattn.progress import progress_line
 
-DEFAULT_MAX_TOKENS = 8192
-"""max_length when neither the caller nor the model asks for less."""
+UNKNOWN_POSITIONS = 8192
+"""Tokens of a sequence where neither the caller nor the model says."""
 
 log = logging.getLogger("coattn")
 
@@ -30,13 +31,18 @@ def open_model(
     device: str | torch.device,
     on_host: bool,
     first: torch.device | None,
+    tokens: int | None,
     progress: bool,
 ) -> Loaded:
-    """on_host: the weights stay there, and the caller moves them. first: of several devices."""
+    """on_host: the weights stay there, and the caller moves them. first: of several devices. tokens: of a sequence."""
     if isinstance(model, str | Path):
         place = device if first is None else first
+
+        def check(_: Any, most: int | None) -> None:
+            check_length("max_length", tokens, str(model), most)
+
         with progress_line(progress, f"{Path(model).name}: ") as show:
-            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show or silent)
+            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show or silent, check=check)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given with a model that is loaded already.", f"Leave {name} out.")
@@ -53,16 +59,11 @@ def open_model(
 
 
 def sequence_length(loaded: Loaded, wanted: int | None) -> int:
-    """The longest sequence: what was asked for, checked against the model's positions."""
+    """The longest sequence: what was asked for, checked against the model's positions; else all of these."""
     most = longest(loaded.model)
     if wanted is None:
-        return DEFAULT_MAX_TOKENS if most is None else min(most, DEFAULT_MAX_TOKENS)
-    check_count("max_length", wanted, 2)
-    if most is not None and wanted > most:
-        raise ConfigError(
-            f"max_length is {wanted:,}, but {loaded.name} has {most:,} positions that a batch can use.",
-            f"Set max_length={most} or less.",
-        )
+        return most or UNKNOWN_POSITIONS
+    check_length("max_length", wanted, loaded.name, most)
     return wanted
 
 

@@ -24,7 +24,8 @@ def watching(engine: Engine, handles: Sequence[Handle], wanted: bool) -> Iterato
             yield lambda: None
             return
         requests, of = [handle.request for handle in handles], len(handles)
-        whole, most = sum(len(each.prompt) for each in requests), sum(each.params.max_new_tokens for each in requests)
+        whole = sum(len(each.prompt) for each in requests)
+        most = sum(each.limit for each in requests) - whole
         looked = first = 0.0
 
         def look() -> None:

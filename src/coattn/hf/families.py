@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from coattn.errors import UnsupportedError
+from coattn.errors import ConfigError, UnsupportedError
 
 FAMILIES = {
     "llama": "Llama",
@@ -54,6 +54,28 @@ def check_config(config: Mapping[str, Any]) -> None:
     refused = refusal(config)
     if refused is not None:
         raise refused
+
+
+def positions(config: Any) -> int | None:
+    """Of a model's config object: those that every sequence of a mixed batch may use; None: no limit.
+
+    Rotary scaling that depends on the longest sequence of a call (`longrope`) would make a request's result depend on
+    its neighbours, so such models end where their scaling would change.
+    """
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if part.get("rope_type") == "longrope":
+            of_config = getattr(config, "original_max_position_embeddings", None)
+            limits.append(part.get("original_max_position_embeddings") or of_config)
+    return min((int(limit) for limit in limits if limit), default=None)
+
+
+def check_length(what: str, tokens: int | None, name: str, most: int | None) -> None:
+    """Raises ConfigError where `what`, an option or a length, is more tokens than the model has positions."""
+    if tokens is not None and most is not None and tokens > most:
+        hint = f"Give {most} or less, or take a model with more positions."
+        raise ConfigError(f"{what} is {tokens:,}, but {name} has {most:,} positions.", hint)
 
 
 def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.attention import Attends, Call, ModelUser
+from coattn.hf.families import positions
 from coattn.hf.logits import head
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
@@ -114,19 +115,17 @@ class Session(ModelUser):
 
 
 def longest(model: PreTrainedModel) -> int | None:
-    """Positions that every sequence of a mixed batch may use; None: no limit.
+    """Positions that every sequence of a mixed batch may use; None: no limit."""
+    return positions(model.config)
 
-    Rotary scaling that depends on the longest sequence of a call (`longrope`) would make a request's result depend on
-    its neighbours, so such models end where their scaling would change.
-    """
-    config = model.config
-    limits = [getattr(config, "max_position_embeddings", None)]
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if part.get("rope_type") == "longrope":
-            of_config = getattr(config, "original_max_position_embeddings", None)
-            limits.append(part.get("original_max_position_embeddings") or of_config)
-    return min((int(limit) for limit in limits if limit), default=None)
+
+def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:
+    """temperature, top_p and top_k of the generation config, where it says that the model samples; else nothing."""
+    config = model.generation_config
+    if not getattr(config, "do_sample", False):
+        return {}
+    found = {name: getattr(config, name, None) for name in ("temperature", "top_p", "top_k")}
+    return {"temperature": 1.0, **{name: value for name, value in found.items() if value is not None}}
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

@@ -12,14 +12,13 @@ def positions(loaded: Loaded) -> int | None:
     return int(found) if found else None
 
 
-def room(loaded: Loaded, tokens: int, what: str = "The prompt") -> int | None:
-    """Positions left after `tokens`; None when the model has no limit. Raises InputError when there are none."""
-    limit = positions(loaded)
+def room(name: str, limit: int | None, tokens: int, what: str = "The prompt") -> int | None:
+    """Of a model's positions, those left after `tokens`; None: no limit. Raises InputError when there are none."""
     if limit is None:
         return None
     if tokens >= limit:
         raise InputError(
-            f"{what} has {tokens:,} tokens, but {loaded.name} has only {limit:,} positions.",
+            f"{what} has {tokens:,} tokens, but {name} has only {limit:,} positions.",
             "Shorten it, or use a model with a longer context.",
         )
     return limit - tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,21 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from coattn.errors import ConfigError, ModelError
+from coattn.cache.available import memory
+from coattn.errors import BudgetError, ConfigError, ModelError
 from coattn.hf.converted import Progress, silent, stage
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
-from coattn.hf.families import check_config
+from coattn.hf.families import check_config, positions
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.refusals import explained, reachable
 from coattn.kernels.card import check_card
+from coattn.units import format_apart
 
 _causal: Any = AutoModelForCausalLM  # its annotations leave out what output_loading_info returns
+
+Check = Callable[[Any, int | None], object]
+"""Called with a tokenizer (None: not known yet) and the number of positions (None: no limit)."""
 
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 """The tokenizer's own name of a warning it gives once, and not when told that it was given."""
@@ -47,6 +53,7 @@ def load(
     device: str | torch.device = "auto",
     on_host: bool = False,
     on_progress: Progress = silent,
+    check: Check | None = None,
 ) -> Loaded:
     """The model `name` (catalog name, local folder, GGUF file or hub name), ready to generate with.
 
@@ -54,7 +61,7 @@ def load(
     The tokenizer pads on the left, as generation from a batch needs, with the end token where the model names no pad
     token. Prints nothing. A model with missing or misshapen weights is refused: Transformers would fill them with
     random numbers. Code that ships with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the
-    cache.
+    cache. check: asked before any weight is fetched or read; may raise.
     """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
@@ -65,6 +72,8 @@ def load(
         from coattn.hf.gguf.header import open_gguf
 
         file = open_gguf(where, on_progress)
+        if check is not None:
+            check(None, file.header.get(f"{file.header['general.architecture']}.context_length"))
         where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256
     with explained(where, "config"):
         options = _options(where)
@@ -72,6 +81,10 @@ def load(
         check_config(config.to_dict())  # before any weight is fetched
     with explained(where, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
+    if check is not None:
+        check(tokenizer, positions(config))
+    if not hasattr(config, "quantization_config"):
+        _check_memory(config, number, None if on_host else place, named)
     with explained(where, "model"), stage("load", on_progress):
         model, report = _causal.from_pretrained(
             where,
@@ -91,6 +104,21 @@ def load(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Loaded(model, tokenizer, named, where if isinstance(where, Path) else None, sha256)
+
+
+def _check_memory(config: Any, dtype: torch.dtype, place: torch.device | None, name: str) -> None:
+    """Raises BudgetError where weights do not fit. place: None: they stay in DRAM."""
+    with torch.device("meta"):
+        need = sum(x.nbytes for x in AutoModelForCausalLM.from_config(config, dtype=dtype).parameters())
+    free, of, where = memory()[1], "memory", "this machine"
+    hint = "Take a smaller model, or free memory."
+    if place is not None and place.type == "cuda":
+        free, of, where = torch.cuda.mem_get_info(place)[0], "GPU memory", str(place)
+        hint = "Keep a part of them in DRAM (weights_on_gpu), take several devices, or a smaller model."
+    if need > free:
+        needed, there = format_apart(need, free)
+        said = f"The weights of {name} in {str(dtype).removeprefix('torch.')} need {needed} of {of}"
+        raise BudgetError(f"{said}, but only {there} is free on {where}.", hint)
 
 
 def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[Any, int | None]:

@@ -99,7 +99,7 @@ def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
     for mark, sentence, advice in _REASONS:
         if re.search(mark, said):
             return ModelError(sentence.format(where), advice)
-    if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or "cached" in said):
+    if isinstance(where, str) and ("couldn't connect" in said or "offline" in said or re.search(r"\bcached?\b", said)):
         return ModelError(f"The model hub cannot be reached, and {where} is not in its cache here.", HINT)
     return ModelError(
         f"The {part} of {where} cannot be loaded: {one_line(error)}.",

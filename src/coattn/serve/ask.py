@@ -1,4 +1,4 @@
-"""Fields of a request -> `SamplingParams`. OpenAI's defaults: temperature 1, everything else off."""
+"""Fields of a request -> `SamplingParams`, whose defaults hold for what is left out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import MAX_SEED, SamplingParams
 from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
+from coattn.serve.prompt import SETS_LENGTH
 from coattn.serve.schema.base import Sampling
 from coattn.serve.settings import Settings
 
@@ -35,7 +36,6 @@ def params(
     llm: LLM,
     longest: int,
     tokens: int | None,
-    default: int | None,
     top: int | None,
     special: bool = False,
 ) -> SamplingParams:
@@ -47,22 +47,19 @@ def params(
     if tokens is not None and tokens > room:
         raise invalid(
             "max_tokens",
-            f"This model's maximum context length is {llm.max_length:,} tokens. The prompt has {longest:,} and the "
-            f"answer may have {tokens:,}, which is {longest + tokens:,} in all.",
+            f"This model's maximum context length is {llm.max_length:,} tokens, {SETS_LENGTH}. The prompt has "
+            f"{longest:,} and the answer may have {tokens:,}, which is {longest + tokens:,} in all.",
             "context_length_exceeded",
         )
-    if tokens is None:
-        fits = max(1, llm.engine.scheduler.admission.most() - longest)
-        tokens = fits if default is None else min(default, fits)
-        tokens = max(tokens, min(body.min_tokens or 0, room))
-    if (body.min_tokens or 0) > tokens:
-        raise invalid("min_tokens", f"min_tokens is {body.min_tokens:,}, but the answer has {tokens:,} tokens at most.")
+    most = room if tokens is None else tokens
+    if (body.min_tokens or 0) > most:
+        raise invalid("min_tokens", f"min_tokens is {body.min_tokens:,}, but the answer has {most:,} tokens at most.")
     return SamplingParams(
         max_new_tokens=tokens,
         min_new_tokens=body.min_tokens or 0,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else max(body.top_p, SMALLEST),
-        top_k=max(0, body.top_k or 0),
+        temperature=body.temperature,
+        top_p=None if body.top_p is None else max(body.top_p, SMALLEST),
+        top_k=None if body.top_k is None else max(0, body.top_k),
         min_p=body.min_p or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,

@@ -14,6 +14,9 @@ from coattn.serve.errors import invalid
 from coattn.serve.schema.chat import Message, Tool, join_text
 from coattn.serve.tools.family import knows_tools, tell
 
+SETS_LENGTH = "the server's --max-length"
+"""What whoever runs the server can change where a prompt is too long."""
+
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
     """Text or ids -> ids, checked against the model's vocabulary and the longest sequence."""
@@ -102,7 +105,8 @@ def _check_length(llm: LLM, characters: int, param: str) -> None:
     if llm.tokenizer is not None and characters > longest_token(llm.tokenizer) * llm.max_length:
         raise invalid(
             param,
-            f"The prompt has {characters:,} characters, more than {llm.max_length:,} tokens can hold.",
+            f"The prompt has {characters:,} characters, more than {llm.max_length:,} tokens can hold, which is "
+            f"{SETS_LENGTH}.",
             "context_length_exceeded",
         )
 
@@ -111,8 +115,8 @@ def _fitting(llm: LLM, ids: list[int], param: str) -> list[int]:
     if len(ids) >= llm.max_length:
         raise invalid(
             param,
-            f"This model's maximum context length is {llm.max_length:,} tokens. The prompt has {len(ids):,}, and "
-            "there is at least one more for the answer.",
+            f"This model's maximum context length is {llm.max_length:,} tokens, {SETS_LENGTH}. The prompt has "
+            f"{len(ids):,}, and there is at least one more for the answer.",
             "context_length_exceeded",
         )
     return ids

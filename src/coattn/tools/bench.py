@@ -15,7 +15,8 @@ from torch import Tensor
 
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import CoattnError, InputError
+from coattn.errors import CoattnError
+from coattn.hf.families import check_length
 from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.prompt.warm import warm
@@ -42,12 +43,7 @@ class Candidate:
 
 def prompts(loaded: Loaded, text: Text, lengths: Sequence[int]) -> list[list[int]]:
     """Token ids of different stretches of a text, one for each length; a text that is too short begins again."""
-    limit = positions(loaded)
-    if limit is not None and max(lengths) > limit:
-        raise InputError(
-            f"A prompt of {max(lengths):,} tokens is longer than {loaded.name}'s {limit:,} positions.",
-            f"Give {limit:,} tokens or less, answer included.",
-        )
+    check_length("A prompt's length", max(lengths), loaded.name, positions(loaded))
     body = text.body[: sum(lengths) * 16]
     ids = [int(i) for i in loaded.tokenizer(body, verbose=False)["input_ids"]]
     made, start = [], 0

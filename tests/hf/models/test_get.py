@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coattn.errors import ModelError
+from coattn.errors import ModelError, UnsupportedError
 from coattn.hf.converted import cache_dir, model_dir
 from coattn.hf.models import Embedded, fetch, get_model, list_models
 
@@ -163,6 +163,20 @@ def test_an_unreachable_hub_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="cannot be reached, and nobody/nothing is not in its cache"):
         get_model("nobody/nothing")
+
+
+def test_a_model_of_the_hub_that_cannot_run_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, fetched = tmp_path / "config.json", []
+    monkeypatch.setattr("coattn.hf.refusals.reachable", lambda _: True)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(config))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: fetched.append(name) or str(tmp_path))
+    config.write_text('{"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}')
+    with pytest.raises(UnsupportedError, match="family 'gpt_oss' are not supported"):
+        get_model("nobody/large")
+    assert not fetched
+    config.write_text('{"model_type": "llama"}')
+    assert get_model("nobody/large") == tmp_path
+    assert fetched == ["nobody/large"]
 
 
 def test_an_unknown_name_lists_the_known() -> None:

@@ -11,6 +11,8 @@ from coattn.errors import ConfigError
 from coattn.part import check_count, check_number
 
 MAX_SEED = (1 << 64) - 1
+DEFAULT_NEW_TOKENS = 2048
+"""Of an answer, where nobody says: enough for nearly all, and an end for a model that repeats itself."""
 
 
 @takes_aliases("SamplingParams")
@@ -24,12 +26,14 @@ class SamplingParams:
     top-k, top-p, min-p.
     """
 
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    """0 is greedy; then top_p, top_k, min_p and seed change nothing."""
-    top_p: float = 1.0
+    max_new_tokens: int | None = None
+    """Left out, 2,048, or as many as there is room for."""
+    temperature: float | None = None
+    """0 is greedy; then top_p, top_k, min_p and seed change nothing. Left out, as the model's generation config says,
+    if it samples; else 0. The same goes for top_p and top_k."""
+    top_p: float | None = None
     """Keeps the most likely tokens that together reach this probability; 1 keeps all."""
-    top_k: int = 0
+    top_k: int | None = None
     """Keeps this many of the most likely tokens; 0 keeps all."""
     min_p: float = 0.0
     """Drops tokens less likely than this share of the most likely one."""
@@ -62,17 +66,17 @@ class SamplingParams:
     """Answers to one prompt, of `LLM.generate` and `LLM.chat`. At temperature 0 they are the same."""
 
     def __post_init__(self) -> None:
-        check_count("max_new_tokens", self.max_new_tokens, 1)
-        check_number("temperature", self.temperature, 0)
-        check_number("top_p", self.top_p, 0, 1, above=True)
-        check_count("top_k", self.top_k, 0)
+        check_count("max_new_tokens", 1 if self.max_new_tokens is None else self.max_new_tokens, 1)
+        check_number("temperature", 0 if self.temperature is None else self.temperature, 0)
+        check_number("top_p", 1 if self.top_p is None else self.top_p, 0, 1, above=True)
+        check_count("top_k", 0 if self.top_k is None else self.top_k, 0)
         check_number("min_p", self.min_p, 0, 1)
         check_number("repetition_penalty", self.repetition_penalty, 0, above=True)
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         check_count("min_new_tokens", self.min_new_tokens, 0)
         check_count("n", self.n, 1)
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_new_tokens is {self.min_new_tokens:,}, but max_new_tokens is {self.max_new_tokens:,}.",
                 "Raise max_new_tokens, or lower min_new_tokens.",
@@ -113,9 +117,14 @@ class SamplingParams:
         seeds = [None if self.seed is None else (self.seed + i) & MAX_SEED for i in range(self.n)]
         return [replace(self, n=1, seed=seed) for seed in seeds]
 
+    def over(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """What is left out here is as in `defaults`."""
+        lacking = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **lacking) if lacking else self
+
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return not self.temperature
 
 
 def _strings(value: Any) -> tuple[str, ...]:

@@ -73,12 +73,13 @@ class _Batch:
         if self.sampled is not None:
             chosen = [each for each in params if not each.greedy]
             self.drawing = [each for each in who if not each.params.greedy]
-            self.temperature = self._column([each.temperature for each in chosen]).clamp(min=COLDEST)
-            self.ordered = self._rows([each.top_k > 0 or each.top_p < 1 for each in chosen])
+            self.temperature = self._column([each.temperature or 0.0 for each in chosen]).clamp(min=COLDEST)
+            top_k, top_p = [float(each.top_k or 0) for each in chosen], [each.top_p or 1.0 for each in chosen]
+            self.ordered = self._rows([k > 0 or p < 1 for k, p in zip(top_k, top_p, strict=True)])
             self.min_p = self._column([each.min_p for each in chosen]) if any(p.min_p for p in chosen) else None
             if self.ordered is not None:
-                self.top_k = self._column([each.top_k for each in chosen], self.ordered).long()
-                self.top_p = self._column([each.top_p for each in chosen], self.ordered)
+                self.top_k = self._column(top_k, self.ordered).long()
+                self.top_p = self._column(top_p, self.ordered)
 
     def columns(self, logits: Tensor) -> Tensor:
         """`[n, 2 or more]` float64: token, largest logit; then, where asked for, log-probabilities."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from typing import Literal
 
 from coattn.errors import ModelError
 from coattn.hf.converted import MANIFEST, Progress, convert_once, find_fault, model_dir, sha256_of, silent, stage
+from coattn.hf.families import check_config
 
 POLL_SECONDS = 0.2
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -131,12 +133,14 @@ def _from_hub(name: str) -> Path:
             f"coattn has no model of its own called {name!r}.",
             f"It has {', '.join(sorted(CATALOG))}. Give a model of the hub as owner/model.",
         )
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     from coattn.hf.refusals import explained, reachable
 
     with explained(name, "model"):
         local = not reachable(name)
+        config = Path(hf_hub_download(name, "config.json", local_files_only=local))
+        check_config(json.loads(config.read_text(encoding="utf-8")))  # before a weight is fetched
         return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=local))
 
 

@@ -30,7 +30,7 @@ class ResponsesAnswer:
         """The last one is open while `_open`."""
         self._open = False
         self._number = 0
-        self._echo = _echo(body, model)
+        self._echo = _echo(body, model, {"temperature": 0.0, "top_p": 1.0, **llm.engine.sampling})
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         """The answer to a request that does not stream."""
@@ -172,8 +172,8 @@ def _usage(output: RequestOutput) -> Json:
     }
 
 
-def _echo(body: ResponsesRequest, model: str) -> Json:
-    """What a response repeats of its request."""
+def _echo(body: ResponsesRequest, model: str, sampling: Json) -> Json:
+    """What a response repeats of its request. sampling: what holds where it says nothing."""
     form = None if body.text is None else body.text.format
     same = {"name", "description", "parameters"}
     tools = [
@@ -196,12 +196,12 @@ def _echo(body: ResponsesRequest, model: str) -> Json:
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": sampling["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": shown},
         "tool_choice": body.tool_choice if body.tool_choice is not None else "auto",
         "tools": tools,
         "top_logprobs": 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": sampling["top_p"] if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
     }

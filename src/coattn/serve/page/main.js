@@ -108,7 +108,7 @@ function asked() {
   const system = at("system").value.trim();
   return {
     messages: system ? [{ role: "system", content: system }, ...said] : said,
-    temperature: Number(at("temperature").value),
+    temperature: at("temperature").value === "" ? undefined : Number(at("temperature").value),
     max_completion_tokens: Number(at("most").value) || undefined,
     stream: true,
     return_progress: true,

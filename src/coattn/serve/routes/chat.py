@@ -57,7 +57,7 @@ def preparing(
             go_on=bool(body.continue_final_message),
         )
         how = use(body, choice, llm, ids, here.grammars)
-        sampling = ask.params(body, llm, len(ids), most, None, top, how.special)
+        sampling = ask.params(body, llm, len(ids), most, top, how.special)
         seconds = ask.timeout(body, here.settings)
         return Order([ids], sampling, choices, bool(body.stream), body.priority or 0, seconds, how.guide, how.read)
 

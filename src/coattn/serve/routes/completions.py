@@ -19,9 +19,6 @@ from coattn.serve.prompt import from_text
 from coattn.serve.respond import respond
 from coattn.serve.schema.completion import CompletionRequest
 
-DEFAULT = 16
-"""Tokens of an answer when no number is given, as OpenAI has it."""
-
 
 async def completions(request: Request) -> Response:
     """Goes on with one prompt or several."""
@@ -36,7 +33,7 @@ async def completions(request: Request) -> Response:
         ids = [from_text(llm, prompt) for prompt in prompts]
         echoes = [_text(llm, each) for each in prompts] if body.echo else []
         longest = max(map(len, ids))
-        sampling = ask.params(body, llm, longest, body.max_tokens, DEFAULT, body.logprobs)
+        sampling = ask.params(body, llm, longest, body.max_tokens, body.logprobs)
         guide = here.grammars.compile(body.response_format, llm)
         seconds = ask.timeout(body, here.settings)
         return Order(ids, sampling, choices, bool(body.stream), body.priority or 0, seconds, guide, echoes=echoes)

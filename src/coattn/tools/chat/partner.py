@@ -51,8 +51,9 @@ class Partner:
                 f"The conversation has {tokens:,} tokens, but {self.llm.max_length:,} is the most.",
                 "Type /reset, or start with a larger --max-length.",
             )
-        handle = self.session.submit(new, replace(asked, max_new_tokens=min(asked.max_new_tokens, room)))
-        for part in stream(self.llm.engine, handle, self.llm.progress):
+        if asked.max_new_tokens is not None:
+            asked = replace(asked, max_new_tokens=min(asked.max_new_tokens, room))
+        for part in stream(self.llm.engine, self.session.submit(new, asked), self.llm.progress):
             if part.error is not None:
                 raise part.error
             self._last = part

@@ -11,7 +11,6 @@ from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import InputError
 from coattn.hf.architectures import describe_layers
-from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.method.row import Composed
 from coattn.tools.evaluate.haystack import Haystack, frame
@@ -52,13 +51,12 @@ def grid(lengths: Sequence[int], depths: int, seed: int = 0) -> list[Cell]:
     return [Cell(length, depth, draw_key(length, depth, seed)) for length in dict.fromkeys(lengths) for depth in steps]
 
 
-def check_length(loaded: Loaded, prompt: int) -> None:
-    """Raises InputError when a prompt of so many tokens and its answer do not fit in the model."""
-    limit = positions(loaded)
+def check_length(name: str, limit: int | None, prompt: int) -> None:
+    """Raises InputError when a prompt of so many tokens and its answer do not fit in a model with so many positions."""
     if limit is not None and prompt + NEW_TOKENS > limit:
         raise InputError(
             f"A prompt of {prompt:,} tokens and an answer of {NEW_TOKENS:,} need {prompt + NEW_TOKENS:,} positions, "
-            f"but {loaded.name} has {limit:,}.",
+            f"but {name} has {limit:,}.",
             f"Give at most {limit - NEW_TOKENS:,} tokens.",
         )
 

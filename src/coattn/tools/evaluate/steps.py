@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
+from coattn.engine.devices import machine_dram
 from coattn.engine.runner.capture import choose_runner
 from coattn.engine.runner.runner import Runner
 from coattn.hf.architectures import PreTrainedModel
@@ -37,7 +38,8 @@ class Steps:
     ) -> None:
         self.windows = windows
         self.composed = compose(find_method(method), **params)
-        self.ledger = Ledger(parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv"))
+        budgets = parse_bytes(gpu_kv, "gpu_kv"), parse_bytes(host_kv, "host_kv")
+        self.ledger = Ledger(*budgets, machine_dram(model.device))
         count, length = windows.shape
         with ExitStack() as undo:
             self.session = undo.enter_context(Session(model))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coattn import native
-from coattn.cache.host_memory import Growing
+from coattn.cache.host_memory import Growing, untouched
 from coattn.cache.ledger import Ledger
 from coattn.kernels.quantise.blocks import Layout, PackedBlocks
 from coattn.types import LayerShape
@@ -93,7 +93,7 @@ class EntryLists:
         self.block_bytes = Layout(block, shape.head_dim).bytes if packed else 2 * block * self.row_bytes
         self.spares = spares(packed)
         lists = (layers, slots, shape.kv_heads)
-        self.table = torch.zeros(*lists, width, dtype=torch.int32)
+        self.table = untouched((*lists, width), torch.int32)
         self.stored = torch.zeros(*lists, dtype=torch.int32)
         """Entries of each list."""
         self.shown = torch.zeros(*lists, dtype=torch.int32)
@@ -102,8 +102,8 @@ class EntryLists:
         self.capacity = self._memory.most // self.block_bytes
         self._whole = self._memory.memory[: self.capacity * self.block_bytes]
         known = self.capacity if fixed else 0
-        self._position = torch.zeros(known, block, dtype=torch.int32)
-        self._weight = torch.zeros(known, block)
+        self._position = untouched((known, block), torch.int32)
+        self._weight = untouched((known, block))
         self.fixed = fixed
         self._free: list[int] = []
         """Blocks that lists have given back; what came last goes first."""
