@@ -122,6 +122,7 @@ def test_ci_ends_with_the_time_of_each_tier(broken: str | None, tmp_path: Path) 
             "set-up: N s",
             "lint: N s",
             "C++ core under sanitizers: N s",
+            "site of docs/: N s",
             "quick: N s",
             "all tests: N s",
             "all: N s",
