@@ -12,11 +12,11 @@ import torch
 import coattn
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
-from coattn.hf.random_model import random_model
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS, find_method
 from coattn.step.runtime import Runtime
 from coattn.types import LayerShape
+from coattn_lab.bench.random_model import random_model
 
 SHAPE = LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))
 

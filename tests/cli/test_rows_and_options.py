@@ -13,8 +13,8 @@ import pytest
 from tests.cli.folders import save_tiny
 from tests.cli.run import Done, coattn
 
-from coattn.hf.random_model import SHAPES
 from coattn.method.table import METHODS
+from coattn_lab.bench.random_model import SHAPES
 
 SLIDING = {
     "model_type": "gemma3_text",

@@ -12,10 +12,10 @@ from coattn.engine.runner.runner import Runner
 from coattn.hf.division import Division, Sizes, divide, sizes
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
-from coattn.hf.random_model import random_model
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
+from coattn_lab.bench.random_model import random_model
 
 CPU = (torch.device("cpu", 0), torch.device("cpu", 1))
 

@@ -15,7 +15,8 @@ import coattn
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
 from coattn.errors import UnsupportedError
-from coattn.hf.forward import Session, end_tokens, longest
+from coattn.hf.families import positions
+from coattn.hf.forward import Session, end_tokens
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
@@ -142,8 +143,8 @@ def test_scaling_that_depends_on_the_neighbours_ends_where_it_changes() -> None:
     config = Phi3Config(**FAMILIES["phi3"][1], original_max_position_embeddings=128, rope_scaling=rope)
     model = AutoModelForCausalLM.from_config(config)
     assert model.config.max_position_embeddings == 512
-    assert longest(model) == 128
-    assert longest(tiny("llama")) == 512
+    assert positions(model.config) == 128
+    assert positions(tiny("llama").config) == 512
 
 
 def test_end_tokens_come_from_the_generation_config_first() -> None:

@@ -21,8 +21,8 @@ from coattn.errors import ConfigError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.fingerprint import _weights
 from coattn.hf.fuse.siblings import Siblings, join
-from coattn.hf.random_model import random_model
 from coattn.hf.weights import SLOTS, StagedWeights, split
+from coattn_lab.bench.random_model import random_model
 
 CPU = torch.device("cpu")
 SHARES = [0.0, 0.5, 0.8]

@@ -18,7 +18,7 @@ from coattn.engine.runner.runner import Runner
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
-from coattn.hf.random_model import weight_bytes
+from coattn.hf.stored import weight_bytes
 from coattn.method.row import Composed, Method, compose, find_parts
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime

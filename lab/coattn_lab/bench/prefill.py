@@ -16,7 +16,7 @@ from coattn.engine.runner.capture import choose_runner
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.forward import Session
-from coattn.hf.random_model import weight_bytes
+from coattn.hf.stored import weight_bytes
 from coattn.kernels.prompt.choice import draw, flaw
 from coattn.kernels.prompt.kernels import KERNELS, Kernel
 from coattn.kernels.prompt.mask import Mask, Shape

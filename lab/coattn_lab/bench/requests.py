@@ -15,7 +15,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
-from coattn.hf.random_model import weight_bytes
+from coattn.hf.stored import weight_bytes
 from coattn.native import default_threads
 from coattn_lab.bench.core_limits import stream_read_gbps
 from coattn_lab.bench.drift import Drift, noise_for

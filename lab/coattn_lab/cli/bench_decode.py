@@ -86,10 +86,10 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     path: where the rows are kept as they come.
     """
     from coattn.hf.load import choose_dtype
-    from coattn.hf.random_model import random_model
     from coattn.provenance import provenance
     from coattn_lab.bench import decode as bench_decode
     from coattn_lab.bench import limits
+    from coattn_lab.bench.random_model import random_model
 
     device = options["device"]
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)

@@ -35,10 +35,10 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
     path = writable(target)
 
     from coattn.hf.load import choose_device, choose_dtype
-    from coattn.hf.random_model import random_model
     from coattn.method.table import find_method
     from coattn.provenance import provenance
     from coattn_lab.bench import prefill as bench_prefill
+    from coattn_lab.bench.random_model import random_model
 
     tokens = options["tokens"]
     chunks = [tokens if size is None else min(size, tokens) for size in chunk_sizes(options["chunk"])]

@@ -55,11 +55,11 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
         raise ConfigError(f"--max-batch is {options['max_batch']:,}.", f"Give {MOST_BATCH:,} or less.")
 
     from coattn.hf.load import choose_device, choose_dtype, load
-    from coattn.hf.random_model import random_model
     from coattn.method.table import find_method
     from coattn.provenance import provenance
     from coattn_lab.bench import requests as bench_requests
     from coattn_lab.bench import stream
+    from coattn_lab.bench.random_model import random_model
 
     names = options["methods"].split(",")
     params = parse_settings(options["settings"])

@@ -86,11 +86,11 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
 
     from coattn.hf.architectures import describe_layers
     from coattn.hf.load import choose_dtype
-    from coattn.hf.random_model import random_model
     from coattn.method.table import METHODS
     from coattn.provenance import provenance
     from coattn_lab.bench import limits
     from coattn_lab.bench import scout as bench_scout
+    from coattn_lab.bench.random_model import random_model
 
     device = options["device"]
     found = limits.measure(device) if device.type == "cuda" else limits.measure(device, 256 << 20)

@@ -72,9 +72,9 @@ def make(target: str, **options: Any) -> None:
 
 
 def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    from coattn.hf.load import load_tokenizer
     from coattn.provenance import package_version
     from coattn_lab.evaluate.tasks import longbench_make, needle_make, qasper, ruler_make
+    from coattn_lab.evaluate.tasks.tokenizer import load_tokenizer
 
     lengths = sorted(set(options["lengths"] or [4096, 8192, 16384, 32768]))
     samples, seed = options["samples"], options["seed"]

@@ -12,10 +12,10 @@ import torch
 from lab.tests.run import coattn_lab
 
 from coattn.cache.layout.kept import KeptTokens
-from coattn.hf.random_model import random_model
 from coattn.kernels.prompt.mask import Mask, Shape
 from coattn_lab.bench.decode import Bench, Case, Row, simulated
 from coattn_lab.bench.prefill import pairs
+from coattn_lab.bench.random_model import random_model
 from coattn_lab.bench.scout import driven
 
 TINY = ("--shapes", "tiny", "--device", "cpu")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from coattn.errors import ConfigError, InputError
-from coattn.hf.random_model import random_model
 from coattn_lab.bench import stream
+from coattn_lab.bench.random_model import random_model
 from coattn_lab.bench.requests import PEER, Setting, Track, floor_s, rows_of, spread, summary
 from coattn_lab.bench.stream import Item
 

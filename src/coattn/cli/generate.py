@@ -41,9 +41,8 @@ def generate(
     from coattn.engine.generate_once import generate as run
     from coattn.engine.prompts import encode
     from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
-    from coattn.hf.families import check_length
+    from coattn.hf.families import check_length, room
     from coattn.hf.forward import sampling_defaults
-    from coattn.hf.generate import room
 
     ids: list[int] = []
 
@@ -60,30 +59,31 @@ def generate(
     options = {"progress": engine.progress, **engine.memory, **params}
     with notices() as answer:
         shown = None if as_json else answer.write
-        result = run(loaded, ids, row, sampling=SamplingParams(**asked), on_text=shown, **options)
+        result, report = run(loaded, ids, row, sampling=SamplingParams(**asked), on_text=shown, **options)
         if not as_json:
             answer.write("")  # one without text has its line, too
+    first = result.first_token_s or 0.0
     summary = {
         "text": result.text,
         "prompt_tokens": len(ids),
-        "new_tokens": len(result.new_ids),
+        "new_tokens": len(result.token_ids),
         "finish_reason": result.finish_reason,
-        "prefill_s": round(result.prefill_s, 4),
-        "decode_s": round(result.decode_s, 4),
+        "prefill_s": round(first, 4),
+        "decode_s": round((result.total_s or 0.0) - first, 4),
         "tokens_per_s": None if result.tokens_per_s is None else round(result.tokens_per_s, 3),
         "model": loaded.name,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": str(loaded.model.device),
-        **result.report,
+        **report,
         "fidelity": None,
     }
     if fidelity:
         budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        summary["fidelity"] = measure(loaded, ids, result.new_ids, row or result.report["method"], **budgets, **params)
+        summary["fidelity"] = measure(loaded, ids, result.token_ids, row or report["method"], **budgets, **params)
     if as_json:
         print_json(summary)
         return
-    if result.finish_reason == "length" and len(result.new_ids) < (given["max_new_tokens"] or DEFAULT_NEW_TOKENS):
+    if result.finish_reason == "length" and len(result.token_ids) < (given["max_new_tokens"] or DEFAULT_NEW_TOKENS):
         err.print("The answer ended because it reached the model's context length.", style="dim", highlight=False)
     err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
 

@@ -12,7 +12,6 @@ from coattn.errors import ConfigError
 from coattn.hf.architectures import check_family
 from coattn.hf.converted import silent
 from coattn.hf.families import check_length
-from coattn.hf.forward import longest
 from coattn.hf.load import Loaded, choose_device, load
 from coattn.hf.weights import StagedWeights
 from coattn.method.row import Composed
@@ -60,7 +59,7 @@ def open_model(
 
 def sequence_length(loaded: Loaded, wanted: int | None) -> int:
     """The longest sequence: what was asked for, checked against the model's positions; else all of these."""
-    most = longest(loaded.model)
+    most = loaded.positions
     if wanted is None:
         return most or UNKNOWN_POSITIONS
     check_length("max_length", wanted, loaded.name, most)

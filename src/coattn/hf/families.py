@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from coattn.errors import ConfigError, UnsupportedError
+from coattn.errors import ConfigError, InputError, UnsupportedError
 
 FAMILIES = {
     "llama": "Llama",
@@ -76,6 +76,18 @@ def check_length(what: str, tokens: int | None, name: str, most: int | None) -> 
     if tokens is not None and most is not None and tokens > most:
         hint = f"Give {most} or less, or take a model with more positions."
         raise ConfigError(f"{what} is {tokens:,}, but {name} has {most:,} positions.", hint)
+
+
+def room(name: str, most: int | None, tokens: int) -> int | None:
+    """Of a model's positions, those left after a prompt; None: no limit. Raises InputError when there are none."""
+    if most is None:
+        return None
+    if tokens >= most:
+        raise InputError(
+            f"The prompt has {tokens:,} tokens, but {name} has only {most:,} positions.",
+            "Shorten it, or use a model with a longer context.",
+        )
+    return most - tokens
 
 
 def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.attention import Attends, Call, ModelUser
-from coattn.hf.families import positions
 from coattn.hf.logits import head
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
@@ -112,11 +111,6 @@ class Session(ModelUser):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def longest(model: PreTrainedModel) -> int | None:
-    """Positions that every sequence of a mixed batch may use; None: no limit."""
-    return positions(model.config)
 
 
 def sampling_defaults(model: PreTrainedModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Load a causal language model, its tokenizer or its shapes by name: quickly, quietly, from safetensors only."""
+"""Load a causal language model and its tokenizer by name: quickly, quietly, from safetensors only."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ class Loaded:
     path: Path | None
     sha256: str | None = None
 
+    @property
+    def positions(self) -> int | None:
+        """The longest sequence; None: no limit."""
+        return positions(self.model.config)
+
 
 def load(
     name: str | Path,
@@ -76,7 +81,7 @@ def load(
             check(None, file.header.get(f"{file.header['general.architecture']}.context_length"))
         where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256
     with explained(where, "config"):
-        options = _options(where)
+        options = hub_options(where)
         config = AutoConfig.from_pretrained(where, **options)
         check_config(config.to_dict())  # before any weight is fetched
     with explained(where, "tokenizer"):
@@ -121,22 +126,6 @@ def _check_memory(config: Any, dtype: torch.dtype, place: torch.device | None, n
         raise BudgetError(f"{said}, but only {there} is free on {where}.", hint)
 
 
-def load_tokenizer(name: str | Path, on_progress: Progress = silent) -> tuple[Any, int | None]:
-    """The tokenizer of model `name`, and how many positions the model has; None: it does not say. Prints nothing."""
-    where = resolve(name, on_progress=on_progress)
-    with explained(where, "tokenizer"):
-        if isinstance(where, Path) and is_gguf(where):
-            from coattn.hf.gguf.header import open_gguf
-            from coattn.hf.gguf.tokenizer import read_tokenizer
-
-            header = open_gguf(where, on_progress).header
-            return read_tokenizer(header, where), header.get(f"{header['general.architecture']}.context_length")
-        options = _options(where)
-        config = AutoConfig.from_pretrained(where, **options)
-        tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
-    return tokenizer, getattr(config, "max_position_embeddings", None)
-
-
 def choose_device(device: str | torch.device) -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU."""
     if device == "auto":
@@ -164,7 +153,7 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _options(where: Path | str) -> dict[str, Any]:
+def hub_options(where: Path | str) -> dict[str, Any]:
     """Of every call that loads: no code of the model's own, and no hub that does not answer."""
     return {"trust_remote_code": False, "local_files_only": isinstance(where, Path) or not reachable(where)}
 

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import InputError, UnsupportedError
+from coattn.hf.families import positions, room
 from coattn.hf.fingerprint import read_by as fingerprint
-from coattn.hf.forward import Session, longest
+from coattn.hf.forward import Session
 from coattn.method.row import Composed, compose
 from coattn.method.table import METHODS
 from coattn.part import check_count
@@ -157,16 +158,6 @@ class KeptKV(Probe):
         self.on_layer()
 
 
-def check_length(model: PreTrainedModel, tokens: int) -> None:
-    """Raises InputError for a prompt that the model has no positions for."""
-    most = longest(model)
-    if most is not None and tokens >= most:
-        raise InputError(
-            f"The prompt has {tokens:,} tokens, but the model has only {most:,} positions.",
-            "Shorten it, or use a model with a longer context.",
-        )
-
-
 @torch.inference_mode()
 def read_prompt(
     session: Session,
@@ -239,7 +230,7 @@ def prefill_ends(
     if not ends or not all(0 < end <= len(tokens) for end in ends):
         raise InputError(f"ends is {ends}, of a prompt of {len(tokens):,} tokens.", "Give lengths of its beginnings.")
     tokens = tokens[: max(ends)]
-    check_length(model, len(tokens))
+    room("the model", positions(model.config), len(tokens))
     with Session(model) as session:
         kept = KeptKV(len(session.layers), sorted(set(ends)), torch.device(device), on_layer)
         logits = read_prompt(session, compose(METHODS["full"]), Ledger(), tokens, ends, chunk, [kept])

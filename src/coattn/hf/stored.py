@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,13 @@ def first_of(module: nn.Module) -> Tensor | None:
 def bytes_of(module: nn.Module) -> int:
     """Of its parameters, each counted once."""
     return sum(p.nbytes for p in module.parameters())
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of weights that a decode step must read: all but the rows of the embedding it does not look up."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    total = sum(weight.nbytes for _, weight in stored(model))
+    return int(total if table is getattr(head, "weight", None) else total - table.nbytes)
 
 
 def elsewhere(tensor: Tensor, device: torch.device) -> bool:

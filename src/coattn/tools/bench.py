@@ -17,7 +17,6 @@ from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.families import check_length
-from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.prompt.warm import warm
 from coattn.text import Text
@@ -43,7 +42,7 @@ class Candidate:
 
 def prompts(loaded: Loaded, text: Text, lengths: Sequence[int]) -> list[list[int]]:
     """Token ids of different stretches of a text, one for each length; a text that is too short begins again."""
-    check_length("A prompt's length", max(lengths), loaded.name, positions(loaded))
+    check_length("A prompt's length", max(lengths), loaded.name, loaded.positions)
     body = text.body[: sum(lengths) * 16]
     ids = [int(i) for i in loaded.tokenizer(body, verbose=False)["input_ids"]]
     made, start = [], 0

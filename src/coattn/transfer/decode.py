@@ -12,7 +12,8 @@ from typing import Any, Self
 from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode
 from coattn.errors import CoattnError, ConfigError, DeadlineError, TransferError
-from coattn.hf.prefilled import Prefilled, check_length
+from coattn.hf.families import positions, room
+from coattn.hf.prefilled import Prefilled
 from coattn.part import check_number
 from coattn.transfer.address import Address
 from coattn.transfer.channel import TICK_S, ChannelError
@@ -90,7 +91,7 @@ class RemotePrefill:
         timeout: seconds after which it raises DeadlineError. cancelled: asked now and then; true ends it.
         """
         ids = encode(prompt, self._llm.tokenizer, self._llm.vocabulary)
-        check_length(self._llm.model, len(ids))
+        room("the model", positions(self._llm.model.config), len(ids))
         if 2 * self._llm.store.sharing.stored_tokens(ids, salt) >= len(ids):
             return ids
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -15,10 +15,11 @@ import torch
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError
+from coattn.hf.families import positions, room
 from coattn.hf.fingerprint import fingerprints
-from coattn.hf.forward import Session, longest
+from coattn.hf.forward import Session
 from coattn.hf.load import Loaded
-from coattn.hf.prefilled import check_length, read_prompt
+from coattn.hf.prefilled import read_prompt
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
 from coattn.part import MOST as MOST_TOKENS
@@ -161,7 +162,7 @@ class PrefillServer:
         job.check()
         probe = Sends(job)
         count = len(job.tokens)
-        check_length(self._session.model, count)
+        room("the model", positions(self._session.model.config), count)
         logits = read_prompt(self._session, self.row, Ledger(*self._budgets), job.tokens, [count], self._chunk, [probe])
         probe.finish(logits[count].float())
 
@@ -196,7 +197,7 @@ class PrefillServer:
 
     def _serve_one(self, channel: Channel, frame: Frame) -> None:
         count, seconds = frame.get("tokens"), frame.get("lease")
-        most = longest(self._session.model) or MOST_TOKENS
+        most = positions(self._session.model.config) or MOST_TOKENS
         if type(count) is not int or not 0 < count <= most or not isinstance(seconds, int | float):
             raise ChannelError("it asks for nothing that could be read")
         lease = Lease(min(MOST, max(LEAST, float(seconds))))

@@ -15,12 +15,12 @@ from coattn.engine.runner.capture import bucket_for, capture_sizes
 from coattn.engine.runner.runner import Runner
 from coattn.errors import WorkerError
 from coattn.hf.forward import Session
-from coattn.hf.random_model import random_model
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.native.core import extension
 from coattn.step.runtime import Runtime
 from coattn.types import Step
+from coattn_lab.bench.random_model import random_model
 
 SLOTS, LENGTH = 4, 256
 

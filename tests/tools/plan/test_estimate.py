@@ -10,13 +10,13 @@ import torch
 
 from coattn.engine.plan.kv import held as counted
 from coattn.hf.architectures import describe_layers
-from coattn.hf.random_model import random_model
 from coattn.method.row import compose
 from coattn.method.table import METHODS as ROWS
 from coattn.tools.plan.estimate import METHODS, Machine, estimate, held, longest
 from coattn.tools.plan.known import find_card, find_config, models
 from coattn.tools.plan.shape import ModelShape, read_shape
 from coattn.units import ceil_div
+from coattn_lab.bench.random_model import random_model
 
 GIB = 1 << 30
 MACHINE = Machine(find_card("rtx4090"), 64 * GIB, 60e9)

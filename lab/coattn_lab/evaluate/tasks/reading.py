@@ -10,7 +10,6 @@ import torch
 
 from coattn.errors import InputError
 from coattn.hf.architectures import describe_layers
-from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled, prefill_ends
 from coattn_lab.evaluate.tasks.prompts import Prompt, encode
@@ -47,7 +46,7 @@ class Held:
 
 def encode_all(prompts: Sequence[Prompt], loaded: Loaded, chat: bool) -> list[Ask]:
     """Every prompt as tokens. Raises InputError where one and its answer do not fit in the model."""
-    limit, found = positions(loaded), []
+    limit, found = loaded.positions, []
     for prompt in prompts:
         ids, split = encode(prompt, loaded.tokenizer, chat)
         if limit is not None and len(ids) + prompt.new_tokens > limit:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
-from coattn.hf.random_model import weight_bytes
+from coattn.hf.stored import weight_bytes
 from coattn.kernels.upload import upload
 from coattn.parts.handover.mailbox import Span
 from coattn.step.probe import Probe

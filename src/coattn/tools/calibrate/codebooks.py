@@ -12,7 +12,6 @@ from torch import Tensor
 from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.converted import Progress, silent
-from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.basis import fit_basis
 from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
@@ -114,7 +113,7 @@ def write_codebook(
             f"--groups is {groups}, which does not divide the head size {head_dim}.",
             f"Give {head_dim // 2} or {head_dim // 4}.",
         )
-    chosen = choose_samples(tokens_of(loaded, text), samples, min(length, positions(loaded) or length), seed)
+    chosen = choose_samples(tokens_of(loaded, text), samples, min(length, loaded.positions or length), seed)
     tokens = sum(map(len, chosen))
     if tokens * shapes[0].kv_heads * groups < centroids:
         raise InputError(f"{text.name} has too few tokens for {centroids:,} centroids.", "Give a longer text.")

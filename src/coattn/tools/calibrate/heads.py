@@ -15,7 +15,6 @@ from coattn.baselines.duo.head_labels import HeadLabels, retrieval_heads
 from coattn.errors import InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.converted import Progress, silent
-from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.softcap import softcap
 from coattn.step.probe import Probe
@@ -159,7 +158,7 @@ def write_heads(
     rho: their share; by default 0.5, and 0.25 without grouped heads. lengths: of prompts; without them the usual ones,
     as far as the model has positions.
     """
-    shapes, most = describe_layers(loaded.model), positions(loaded)
+    shapes, most = describe_layers(loaded.model), loaded.positions
     if most is not None and max(lengths, default=0) > most:
         asked = f"--length is {max(lengths):,}, but {loaded.name} has only {most:,} positions."
         raise InputError(asked, f"Give {most:,} or less.")

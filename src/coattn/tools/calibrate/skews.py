@@ -11,7 +11,6 @@ from torch import Tensor
 from coattn.errors import InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.converted import Progress, silent
-from coattn.hf.generate import positions
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.skew import Skew, SkewOrigin, save, skew_of
 from coattn.step.probe import Probe
@@ -49,7 +48,7 @@ def write_skew(loaded: Loaded, text: Text, target: Path, *, length: int, progres
 
     kept: by layer, what a fifth of the columns holds of the queries.
     """
-    ids = tokens_of(loaded, text)[: min(length, positions(loaded) or length)]
+    ids = tokens_of(loaded, text)[: min(length, loaded.positions or length)]
     if not len(ids):
         raise InputError(f"{text.name} has no tokens.", "Give a longer text.")
     skews = read_skews(loaded.model, ids, progress)

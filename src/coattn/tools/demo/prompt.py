@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import InputError
-from coattn.hf.generate import positions, room
+from coattn.hf.families import room
 from coattn.hf.load import Loaded
 from coattn.text import default_text
 from coattn.tools.evaluate.haystack import Haystack, frame, tokenise
@@ -30,7 +30,7 @@ class Planted(NamedTuple):
 
 def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
     """A prompt of exactly so many tokens, in the model's chat template. answer: tokens that must fit behind it."""
-    left = room(loaded.name, positions(loaded), tokens)
+    left = room(loaded.name, loaded.positions, tokens)
     if left is not None and left < answer:
         raise InputError(
             f"A document of {tokens:,} tokens leaves {left:,} positions of {loaded.name} for an answer of {answer:,}.",

@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from coattn.cache import available
 from coattn.errors import BudgetError, ConfigError
 from coattn.hf.refusals import quiet
-from coattn.hf.stored import stored
 from coattn.units import format_apart
 
 
@@ -75,10 +74,3 @@ def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTr
                 "Take smaller shapes, or free memory.",
             )
     return make(device).to(device).eval()
-
-
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that a decode step must read: all but the rows of the embedding it does not look up."""
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    total = sum(weight.nbytes for _, weight in stored(model))
-    return int(total if table is getattr(head, "weight", None) else total - table.nbytes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coattn.errors import BudgetError
-from coattn.hf.random_model import AutoModelForCausalLM, random_model
+from coattn_lab.bench.random_model import AutoModelForCausalLM, random_model
 
 make = AutoModelForCausalLM.from_config
 
