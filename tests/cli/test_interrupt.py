@@ -7,15 +7,23 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from coattn.__main__ import main
 
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 
-class Interrupts:  # whoever asks for the command line is interrupted
-    def find_spec(self, name, *_):
-        if name == "coattn.cli.main":
-            os.kill(os.getpid(), signal.SIGINT)
+name, *sys.argv[1:] = sys.argv[1:]
+
+class Interrupts:  # whoever asks for this module is interrupted, and makes another error of it
+    def find_spec(self, wanted, *_):
+        if wanted == name:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            except BaseException:
+                raise RecursionError
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
@@ -24,8 +32,10 @@ main()
 """
 
 
-def test_an_interrupt_during_the_imports() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+@pytest.mark.parametrize("module", ["coattn.cli.main", "coattn.method.table"])
+def test_an_interrupt_during_the_imports(module: str) -> None:
+    """Of the command line, and of what a command needs."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, module, "methods"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped.\n")
 
 
