@@ -62,6 +62,13 @@ def test_several_cards_hold_more() -> None:
     assert two["recommended"] == "full"
 
 
+def test_without_a_gpu_it_is_said_which_card_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coattn.cli.plan._own_gpu", lambda: None)
+    assert planned("Qwen3-8B")["gpu"]["name"] == "NVIDIA GeForce RTX 4090, since there is no GPU here"
+    monkeypatch.setattr("coattn.cli.plan._own_gpu", lambda: "NVIDIA A10")
+    assert planned("Qwen3-8B")["gpu"]["name"] == "NVIDIA A10"
+
+
 def test_a_machine_that_is_too_small_is_told_what_is_needed() -> None:
     found = planned("Llama-3.3-70B-Instruct", "--gpu", "8", "--dram", "16")
     assert found["recommended"] is None
@@ -132,6 +139,7 @@ def test_what_does_not_run_is_refused_by_its_config(
         ("Qwen/Qwen3-30B-A3B", "Models of family 'qwen3_moe' are not supported"),
         ("deepseek-ai/DeepSeek-V3", "compress keys and values (MLA)"),
         ("google/gemma-3-12b-it", "hold a language model ('gemma3_text')"),
+        ("Qwen2.5-32B-Instruct-AWQ", "quantised by 'awq', which takes the package gptqmodel"),
     ],
 )
 def test_known_models_that_do_not_run(name: str, said: str) -> None:

@@ -36,8 +36,9 @@ WHY = {
 @click.command()
 @click.argument("model", required=False)
 @click.option("--gpu", metavar="CARD", help="A card (rtx4090, 2xrtx3090, h100) or its memory (24, 24GB).  "
-              "[default: this machine's]")  # fmt: skip
-@click.option("--dram", metavar="SIZE", help="Memory of the machine (64, 64GiB).  [default: this machine's]")
+              f"[default: this machine's, else {ASSUMED_CARD}]")  # fmt: skip
+@click.option("--dram", metavar="SIZE", help="Memory of the machine (64, 64GB).  "
+              "[default: this machine's; with --gpu 64GiB]")  # fmt: skip
 @click.option(
     "--context",
     metavar="TOKENS",
@@ -130,11 +131,10 @@ def _machine(known: Any, options: dict[str, Any]) -> tuple[Any, int | None]:
     from coattn.cache.available import memory
 
     given = options["gpu"]
-    if given is not None:
-        card = known.find_card(given)
-    else:
-        own = _own_gpu()
-        card = known.find_card(ASSUMED_CARD if own is None else own)
+    name = given or _own_gpu()
+    card = known.find_card(name or ASSUMED_CARD)
+    if name is None:
+        card = replace(card, name=f"{card.name}, since there is no GPU here")
     if options["dram"] is not None:
         return card, known.parse_size(options["dram"], "--dram")
     return card, ASSUMED_DRAM if given is not None else memory()[0]

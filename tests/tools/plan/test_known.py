@@ -24,6 +24,7 @@ def test_there_are_enough_of_both() -> None:
         ("rtx4090", "NVIDIA GeForce RTX 4090", 24), ("RTX 4090", "NVIDIA GeForce RTX 4090", 24),
         ("NVIDIA H200", "NVIDIA H200", 141), ("4090", "NVIDIA GeForce RTX 4090", 24),
         ("2xrtx3090", "2 x NVIDIA GeForce RTX 3090", 48), ("24GiB", "a GPU with 24 GiB", 24),
+        ("24", "a GPU with 24 GiB", 24), ("24GB", "a GPU with 24 GiB", 24), ("2x24 gb", "2 x a GPU with 24 GiB", 48),
     ],
 )  # fmt: skip
 def test_cards_as_people_write_them(text: str, name: str, gib: int) -> None:

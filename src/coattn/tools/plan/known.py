@@ -17,7 +17,7 @@ from coattn.units import parse_bytes
 
 GIB = 1 << 30
 SMALL_SIZE = 4096
-"""Numbers without a unit below this are gibibytes."""
+"""Numbers without a unit, or in GB, below this are gibibytes."""
 HBM_SHARE = 0.95
 """Of a vendor's figure, what a large read reaches: 4,640 of 4,800 GB/s on an H200, less on other cards."""
 LEAST_CAPABILITY = 80
@@ -48,9 +48,10 @@ def _data(name: str) -> Mapping[str, Any]:
 
 
 def parse_size(text: str, name: str) -> int:
-    """Memory of a card or a machine: numbers without a unit are gibibytes, `24` as `24GiB`."""
-    plain = re.fullmatch(r"\s*[0-9.]+\s*", text) and float(text) < SMALL_SIZE
-    return parse_bytes(f"{text}GiB" if plain else text, name) or 0
+    """Memory of a card or a machine: `24` and `24GB` are `24GiB`, as it is sold."""
+    plain = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(GB?)?\s*", text, re.IGNORECASE)
+    sold = plain is not None and float(plain[1]) < SMALL_SIZE
+    return parse_bytes(f"{plain[1]}GiB" if plain and sold else text, name) or 0
 
 
 def cards() -> list[str]:
