@@ -121,11 +121,10 @@ launched first) |
         return state, _Near(call.layer, scores, window, mean)
 
     def _attend_scored(self, call: AttentionCall, work: ScoredWork) -> State:
-        assert self.cache.host is not None
         found, self._near = self._near, None
         assert found is not None, "NearWork comes first"
         assert found.layer == call.layer, "NearWork comes first"
-        pool, memory = work.pool, self.cache.host.memory.listed(call.layer)
+        pool, memory = work.pool, self.cache.dram.memory.listed(call.layer)
         bound = bound_scores(found.scores, found.near, work.floors, pool, work.seq, whole=pool.packed is None)
         entries = ScoredEntries(
             work.table, work.tokens, found.scores.scores, bound, found.mean, work.seq, work.sync_fetch, work.fetch

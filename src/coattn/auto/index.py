@@ -156,8 +156,7 @@ class Sketch(BookedIndex):
                 self._store(layer, part.slot, part.ids, part.k)
         if table is None:
             return
-        gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.flush_to
-        assert to is not None, "a cache with a DRAM tier has that column"
+        gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.column("flush_to")
         sum_values(gpu, self.means.sums[layer], block, to, table.seq)
         flush_sketch(gpu, self.memory[layer], block, to, table.seq, self.tables[layer])
 
@@ -171,8 +170,7 @@ class Sketch(BookedIndex):
         it goes on with what it has.
         """
         cache = self.cache
-        assert cache.host is not None
-        ids = cache.host.table.owned[slot][:blocks]
+        ids = cache.dram.table.owned[slot][:blocks]
         each = PIECE_TOKENS // cache.block or 1
         taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
         stride = max(1, len(taken) * cache.block // SAMPLE_TOKENS)

@@ -12,7 +12,6 @@ from torch import Tensor
 from coattn.auto.index import Sketch
 from coattn.cache.config import CacheConfig, check_dtype
 from coattn.cache.host import scale_bytes
-from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
@@ -100,7 +99,7 @@ class SketchMaintenance(Maintenance):
     pool_dtype: str | None = None
     hot: int | None = None
 
-    _sketch: Sketch = field(init=False, repr=False)
+    index: Sketch = field(init=False, repr=False)
     _moments: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By sequence and layer `[kv_heads, d, d]` float32: the sum of `q q^T`, weighted; only its shape matters."""
 
@@ -152,27 +151,23 @@ class SketchMaintenance(Maintenance):
             raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")
         return why is None
 
-    def open(self, cache: KVCache, index: Index, select: Select) -> None:
-        super().open(cache, index, select)
-        self._sketch = cast("Sketch", index)
-
     def before_plan(self, step: Step) -> None:
         """Fills the pools that the step's table will list."""
-        if step.phase is Phase.DECODE and self._sketch.reserve(max(step.lengths, default=0)):
-            self._sketch.fitted.clear()
-        drifted = self._sketch.drifted
+        if step.phase is Phase.DECODE and self.index.reserve(max(step.lengths, default=0)):
+            self.index.fitted.clear()
+        drifted = self.index.drifted
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
                 drifted.discard(slot)
                 self._moments.pop(slot, None)
                 self._last.pop(slot, None)
-                self._sketch.forget(slot)
+                self.index.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 blocks, first = history // self.cache.block, self.cache.gpu.first(length)
-                if blocks >= REFIT_GROWTH * self._sketch.fitted.get(slot, 0) or slot in drifted:
+                if blocks >= REFIT_GROWTH * self.index.fitted.get(slot, 0) or slot in drifted:
                     drifted.discard(slot)
                     moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
-                    self._sketch.fit(slot, blocks, min(first, blocks), moments, last)
+                    self.index.fit(slot, blocks, min(first, blocks), moments, last)
 
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         shape = self.cache.spec.layers[layer]
@@ -191,7 +186,7 @@ class SketchMaintenance(Maintenance):
 
     def after(self, layer: int, table: StepTable) -> None:
         if table.host and self.cache.spec.plan.pool_blocks:
-            pool, host = self._sketch.pools[layer], self.cache.host
+            pool, host = self.index.pools[layer], self.cache.host
             if host is not None:  # what was attended elsewhere, or left to the mean, comes for the next steps
                 bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
             renew_pool(pool, table.seq)
@@ -207,7 +202,7 @@ class SketchMaintenance(Maintenance):
         if not keep:
             self._moments.pop(slot, None)
             self._last.pop(slot, None)
-            self._sketch.forget(slot)
+            self.index.forget(slot)
 
     def release(self) -> None:
         self._moments.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -82,7 +82,7 @@ class WeightFloor(Select):
     far: float = 2.0
     audit: bool = True
     floors: Floors = field(init=False, repr=False)
-    _sketch: Sketch = field(init=False, repr=False)
+    index: Sketch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("quality", self.quality, 0, 1)
@@ -91,14 +91,13 @@ class WeightFloor(Select):
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self._sketch = cast("Sketch", index)
         self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
 
     def make_audit(self) -> Audit | None:
         """What measures whether the error is as small as promised, where anything can be left out."""
         if not self.audit or self.is_exact() or self.cache.host is None or self.cache.spec.device.type == "meta":
             return None
-        return Audit(self.cache, self.floors, 1 - self.quality, self._sketch.drifted)
+        return Audit(self.cache, self.floors, 1 - self.quality, self.index.drifted)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}
@@ -121,5 +120,5 @@ class WeightFloor(Select):
         assert visible.gpu is not None, "the new token lies there"
         sync_fetch, fetch = math.log(self.now), math.log(min(self.far, self.now))
         blocks, lens, floors = table.column("host_blocks"), table.column("host_lens"), self.floors.rows(len(call.q))
-        scored = ScoredWork(blocks, lens, table.seq, floors, self._sketch.pools[call.layer], sync_fetch, fetch)
+        scored = ScoredWork(blocks, lens, table.seq, floors, self.index.pools[call.layer], sync_fetch, fetch)
         return Selection((NearWork("gpu", visible.gpu), scored))

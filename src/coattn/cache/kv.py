@@ -71,6 +71,12 @@ class KVCache:
         self.gpu.open()
         self._table_memory()
 
+    @property
+    def dram(self) -> HostTier:
+        """The DRAM tier, for parts that need a cache that has one."""
+        assert self.host is not None, "there is no DRAM tier"
+        return self.host
+
     def plan(self, step: Step) -> None:
         """Makes room for the step's tokens, and writes a decode step's table. Raises BudgetError, changing nothing."""
         self.gpu.plan(step)
@@ -95,8 +101,7 @@ class KVCache:
 
     def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
         """k, v `[tokens, kv_heads, d]` of full blocks of a sequence out of DRAM, on the layer's device."""
-        assert self.host is not None, "there is no DRAM tier"
-        return self.host.read(layer, slot, blocks)
+        return self.dram.read(layer, slot, blocks)
 
     def commit(self, step: Step) -> None:
         """The step is over: its tokens are history now."""

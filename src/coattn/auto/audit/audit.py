@@ -53,8 +53,7 @@ class Audit:
 
         drifted: where it adds sequences whose sketch is to be fitted again.
         """
-        assert cache.host is not None, "what is left out lies in DRAM"
-        self.cache, self.host, self.floors, self.target, self._drifted = cache, cache.host, floors, target, drifted
+        self.cache, self.host, self.floors, self.target, self._drifted = cache, cache.dram, floors, target, drifted
         spec, shape = cache.spec, cache.spec.shape
         self.tally, self.control = Tally(self.target), Control()
         self.tallies: dict[int, Tally] = {}

@@ -51,7 +51,7 @@ class Evict(Maintenance):
     beside = True
 
     gpu: KeptTokens = field(init=False, repr=False)
-    weights: EntryWeights = field(init=False, repr=False)
+    index: EntryWeights = field(init=False, repr=False)
     stays: Tensor = field(init=False, repr=False)
     """`[2, slots + 1]` int32: entries of each sequence that stay, and how many of them for being the newest."""
     _sizes: dict[int, tuple[int, int]] = field(init=False, repr=False, default_factory=dict)
@@ -80,7 +80,7 @@ class Evict(Maintenance):
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
-        self.gpu, self.weights = cast("KeptTokens", cache.gpu), cast("EntryWeights", index)
+        self.gpu = cast("KeptTokens", cache.gpu)
         self.stays = torch.full((2, cache.spec.seqs + 1), MOST, dtype=torch.int32, device=cache.spec.device)
 
     # prompts and turns: weights of their queries, chunk by chunk
@@ -88,7 +88,7 @@ class Evict(Maintenance):
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self._weigh()  # of the layer before, whose keys are stored now
         own = {slot: q[start:end] for slot, (start, end) in zip(step.slots, step.spans, strict=True) if end > start}
-        asking = {slot: (part[-1:] if self.weights.last_query else part).clone() for slot, part in own.items()}
+        asking = {slot: (part[-1:] if self.index.last_query else part).clone() for slot, part in own.items()}
         self._asked = Asked(
             layer, asking, {slot: self.gpu.count(slot) + len(part) for slot, part in own.items()}, scale
         )
@@ -109,7 +109,7 @@ class Evict(Maintenance):
                 first = length - len(q) + start
                 hidden = place > place[first : first + len(some), None]
                 found += weights_over(some, keys, asked.scale, shape.softcap, lambda w: w.sum((0, 1)), hidden)
-            self._found[layer, slot] = self.weights.gain * found
+            self._found[layer, slot] = self.index.gain * found
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
@@ -124,7 +124,7 @@ class Evict(Maintenance):
         self._found.clear()
 
     def _store(self, layer: int, slot: int, history: int, new: int) -> None:
-        length, memory = self.gpu.count(slot), self.weights.memory[layer]
+        length, memory = self.gpu.count(slot), self.index.memory[layer]
         ids, rows = self._places(slot, length, layer)
         position = torch.arange(history, history + new, device=ids.device, dtype=torch.float32)
         memory[ids[-new:], :, 1, rows[-new:]] = position[:, None].expand(-1, memory.shape[1])
@@ -134,7 +134,7 @@ class Evict(Maintenance):
             return
         old = memory[ids, :, 0, rows]
         old[-new:] = 0.0
-        memory[ids, :, 0, rows] = self.weights.keep * old + found.T
+        memory[ids, :, 0, rows] = self.index.keep * old + found.T
 
     # what stays
 
@@ -172,13 +172,13 @@ class Evict(Maintenance):
             chosen = worth.topk(stay).indices.sort().values  # [kv_heads, stay]
             ids, rows = self._places(slot, count, layer)
             head = torch.arange(len(chosen), device=ids.device)[:, None]
-            for memory in (self.gpu.memory[layer], self.weights.memory[layer]):
+            for memory in (self.gpu.memory[layer], self.index.memory[layer]):
                 memory[ids[:stay], head, :, rows[:stay]] = memory[ids[chosen], head, :, rows[chosen]]
         self.gpu.shrink(slot, stay)
 
     def after(self, layer: int, table: StepTable) -> None:
         """The entry that is worth least is overwritten by the new one, where there is one too many."""
-        block, memory, own = self.cache.block, self.weights.memory[layer], table.column("gpu_lens")[:, None] - 1
+        block, memory, own = self.cache.block, self.index.memory[layer], table.column("gpu_lens")[:, None] - 1
         at, offset, position = (table.column(n).long() for n in ("write_block", "write_offset", "position"))
         stay, recent = self.stays[:, table.seq.long()]
         memory[at, :, 1, offset] = position[:, None].expand(-1, memory.shape[1]).float()
@@ -221,7 +221,7 @@ class Evict(Maintenance):
     def _entries(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         """Weights and positions `[kv_heads, n]` of what a sequence has stored."""
         ids, rows = self._places(slot, self.gpu.count(slot), layer)
-        found = self.weights.memory[layer][ids, :, :, rows]  # [n, kv_heads, 2]
+        found = self.index.memory[layer][ids, :, :, rows]  # [n, kv_heads, 2]
         return found[..., 0].T, found[..., 1].T
 
     def _places(self, slot: int, entries: int, layer: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -105,8 +104,7 @@ class PartialKeys(BookedIndex):
             ids = torch.tensor(part.ids, device=kept.device)
             kept[ids] = made.view(len(made), len(ids), self.cache.block, -1).transpose(0, 1)
         if table is not None and len(kept):  # else no block can be full
-            to = table.flush_to
-            assert to is not None, "a cache with a DRAM tier has that column"
+            to = table.column("flush_to")
             keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]
             made = torch.einsum("nhtd,hdc->nhtc", keys, basis)
             kept[to.long().where(to >= 0, len(kept) - 1)] = made
@@ -151,5 +149,7 @@ class FirstQueries(Maintenance):
     provides = frozenset({"hears_queries"})
     resumes = True
 
+    index: PartialKeys = field(init=False, repr=False)
+
     def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
-        cast("PartialKeys", self.index).hear(layer, q)
+        self.index.hear(layer, q)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.baselines.infinigen.index import PartialKeys
-from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
-from coattn.parts.index.base import Index
 from coattn.parts.select.host_tokens import HostTokens
 from coattn.types import BlockList
 
@@ -43,7 +41,7 @@ class AlphaBelowMax(HostTokens):
     share: float = 1.0
     count: str = "batch"
     dense_layers: int = 2
-    _keys: PartialKeys = field(init=False, repr=False)
+    index: PartialKeys = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,18 +51,14 @@ class AlphaBelowMax(HostTokens):
         if self.count not in ("batch", "sequence"):
             raise ConfigError(f"count is {self.count!r}, but must be batch or sequence.", "Leave it out for batch.")
 
-    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
-        super().open(cache, index, maintenance)
-        self._keys = cast("PartialKeys", index)
-
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"alpha": 1e9, "budget": tokens, "share": 1.0, "count": "sequence"}
 
     def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
         q, width = call.q[:, 0], host.longest
-        far = self._keys.scores(call.layer, q, table, call.scale, width)
+        far = self.index.scores(call.layer, q, table, call.scale, width)
         # a query that is predicted comes before its own token's key: nobody scores that
-        near = self._keys.listed_scores(call.layer, q, gpu, call.scale, (gpu.tokens - 1).clamp(min=0))
+        near = self.index.listed_scores(call.layer, q, gpu, call.scale, (gpu.tokens - 1).clamp(min=0))
         scores = torch.cat([far, near], -1)
         top = scores.amax(-1, keepdim=True)
         best = (scores - top.clamp(min=torch.finfo(top.dtype).min)).amax(2)  # of a padding row all is -inf

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -97,8 +96,7 @@ class PromptCodes(BookedIndex):
         # what prompts and turns fill is coded when all of it is there: see `fit`
         kept = self.memory[layer]
         if table is not None and len(kept):  # else no block can be full
-            to = table.flush_to
-            assert to is not None, "a cache with a DRAM tier has that column"
+            to = table.column("flush_to")
             keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]
             found = nearest(self._pieces(keys), self.books[layer][table.seq.long()])
             kept[to.long().where(to >= 0, len(kept) - 1)] = found.transpose(-1, -2).to(torch.uint8)
@@ -142,6 +140,7 @@ class PromptBooks(Maintenance):
     provides = frozenset({"prompt_books"})
     resumes = True
 
+    index: PromptCodes = field(init=False, repr=False)
     _read: set[int] = field(init=False, repr=False, default_factory=set)
     """Sequences that have read something since their codebooks were made."""
 
@@ -157,9 +156,8 @@ class PromptBooks(Maintenance):
         self._read.clear()
 
     def _fit(self, slot: int, length: int) -> None:
-        index, cache = cast("PromptCodes", self.index), self.cache
-        assert cache.host is not None
-        ids = cache.host.table.owned.get(slot, [])[: length // cache.block]
+        index, cache = self.index, self.cache
+        ids = cache.dram.table.owned.get(slot, [])[: length // cache.block]
         sinks = getattr(self.select, "sinks", 0)
         for layer in cache.spec.layers:
             index.fit(layer, slot, stored_keys(cache, layer, slot, length), sinks, ids)

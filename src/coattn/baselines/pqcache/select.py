@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coattn.baselines.pqcache.index import PromptCodes
-from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
-from coattn.parts.index.base import Index
 from coattn.parts.select.host_tokens import HostTokens
 from coattn.types import BlockList
 
@@ -37,7 +35,7 @@ class CodeTop(HostTokens):
     sinks: int = 32
     compress: float = 0.1
     recent_share: float = 0.5
-    _codes: PromptCodes = field(init=False, repr=False)
+    index: PromptCodes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,21 +43,17 @@ class CodeTop(HostTokens):
         check_number("compress", self.compress, 0, 1, above=True)
         check_number("recent_share", self.recent_share, 0, 1)
 
-    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
-        super().open(cache, index, maintenance)
-        self._codes = cast("PromptCodes", index)
-
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"sinks": tokens}
 
     def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
         width, lens = host.longest, table.column("host_lens")[:, None]
-        scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, width)
+        scores = self.index.scores(call.layer, call.q[:, 0], table, call.scale, width)
         # sizes are those of the prompt, positions are counted now
-        prompt = (self._codes.prompt[table.seq.long()] - self.sinks).clamp(min=0)[:, None].double()
+        prompt = (self.index.prompt[table.seq.long()] - self.sinks).clamp(min=0)[:, None].double()
         recent = (prompt * self.compress * self.recent_share).long()
         top = (prompt * self.compress * (1 - self.recent_share)).long()
-        few = prompt <= self._codes.centroids  # such a prompt is attended as a whole, and a few tokens after it
+        few = prompt <= self.index.centroids  # such a prompt is attended as a whole, and a few tokens after it
         position = torch.arange(width, device=scores.device)
         begin = (lens + gpu.tokens - 1 - recent).clamp(min=self.sinks)
         stored = position < lens
@@ -67,7 +61,7 @@ class CodeTop(HostTokens):
         open_to = stored & ~always
         weights = scores.masked_fill(~open_to[:, None, None], -torch.inf).softmax(-1).nan_to_num(0.0).sum(2)
         wanted = weights.masked_fill(~stored[:, None], -1.0).masked_fill(always[:, None], torch.inf)
-        whole = self.sinks + self._codes.centroids  # whatever the width: a captured step has more room than it needs
+        whole = self.sinks + self.index.centroids  # whatever the width: a captured step has more room than it needs
         room = min(width, max(whole, self.sinks + int(self.compress * (width + gpu.longest)) + 2))
         chosen = always.sum(-1, keepdim=True) + top.minimum(open_to.sum(-1, keepdim=True))
         count = torch.where(few, lens.clamp(max=whole), chosen)

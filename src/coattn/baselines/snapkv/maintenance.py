@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class LastQueries(Maintenance):
     provides = frozenset({"positions"})
     resumes = True
 
-    rule: PromptTop = field(init=False, repr=False)
+    select: PromptTop = field(init=False, repr=False)
     kept: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[slots + 1, kv_heads, older]` int32: positions kept before the window, in order; after them come all.
 
@@ -52,11 +52,11 @@ class LastQueries(Maintenance):
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
-        self.rule, spec = cast("PromptTop", select), cache.spec
-        self.listens = self.rule.window
+        spec = cache.spec
+        self.listens = self.select.window
         self.gone = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
         # a captured step reads them where they are; others get room when a prompt is longer than the budget
-        self._make(min(self.rule.older, spec.tokens or 0) if spec.fixed else 0)
+        self._make(min(self.select.older, spec.tokens or 0) if spec.fixed else 0)
 
     def _make(self, older: int) -> None:
         spec = self.cache.spec
@@ -75,10 +75,10 @@ class LastQueries(Maintenance):
         for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
             if start == end:
                 continue
-            own, heard = q[max(start, end - self.rule.window) : end], self._heard.setdefault(slot, {})
+            own, heard = q[max(start, end - self.select.window) : end], self._heard.setdefault(slot, {})
             before = heard.get(layer)
             if before is not None and before.end == history:  # a later chunk of the same prompt
-                own = torch.cat([before.q, own])[-self.rule.window :]
+                own = torch.cat([before.q, own])[-self.select.window :]
             heard[layer] = Heard(own.clone(), history + end - start, scale)
 
     def heard_of(self) -> tuple[dict[int, Any], ...]:
@@ -121,17 +121,17 @@ class LastQueries(Maintenance):
         """Of the first `length` tokens, all that a sequence has stored, the rule keeps its budget."""
         if any(layer not in heard or heard[layer].end != length for layer in self.cache.spec.layers):
             return  # nobody knows the queries
-        if length <= self.rule.budget:
+        if length <= self.select.budget:
             self._forget(slot)
             return
-        older = self.rule.older
+        older = self.select.older
         if self.kept[next(iter(self.kept))].shape[-1] < older:
             self._make(older)
         for layer, shape in self.cache.spec.layers.items():
             q, keys = heard[layer].q, stored_keys(self.cache, layer, slot, length)
             position = torch.arange(length, device=q.device)
             hidden = position > position[length - len(q) :, None]
-            scores = weights_over(q, keys, heard[layer].scale, shape.softcap, self.rule.scores, hidden)
+            scores = weights_over(q, keys, heard[layer].scale, shape.softcap, self.select.scores, hidden)
             self.kept[layer][slot] = scores.topk(older).indices.sort().values.int()
-        self._read[slot] = length, length - self.rule.budget
-        self.gone[slot] = length - self.rule.budget
+        self._read[slot] = length, length - self.select.budget
+        self.gone[slot] = length - self.select.budget

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from coattn.cache.kv import KVCache
 from coattn.errors import ConfigError
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
-from coattn.parts.index.base import Index
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, Selection
 
@@ -38,8 +36,6 @@ class PromptTop(Select):
     budget: int = 1024
     window: int = 32
     kernel: int = 7
-    _kept: Any = field(init=False, repr=False)
-    """Maintenance that chose positions of a prompt."""
 
     def __post_init__(self) -> None:
         check_count("window", self.window, 1)
@@ -47,10 +43,6 @@ class PromptTop(Select):
         check_count("kernel", self.kernel, 1)
         if self.kernel % 2 == 0:
             raise ConfigError(f"kernel is {self.kernel}, but must be odd.", f"Set kernel={self.kernel + 1}.")
-
-    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
-        super().open(cache, index, maintenance)
-        self._kept = maintenance
 
     def is_exact(self) -> bool:
         return False
@@ -73,7 +65,7 @@ class PromptTop(Select):
         if call.table is None:
             return call.visible
         assert listed is not None, "a decode step sees its own token"
-        places, gone = self._kept.places(call.layer, call.table.seq, listed.longest)
+        places, gone = self.maintenance.places(call.layer, call.table.seq, listed.longest)
         ids = listed.table.expand(-1, places.shape[1], -1).gather(2, places).contiguous()
         count = (listed.tokens - gone[:, None]).expand(-1, places.shape[1]).contiguous()
         return Selection.of(BlockList(ids, count, listed.longest))

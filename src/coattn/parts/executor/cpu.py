@@ -70,9 +70,8 @@ class Cpu(Executor):
 
     def blocks(self, call: AttentionCall, listed: BlockList) -> Tensor | PackedBlocks:
         """The memory that a list is of."""
-        assert self.cache.host is not None
         if listed.memory is None:
-            return self.cache.host.memory.listed(call.layer)
+            return self.cache.dram.memory.listed(call.layer)
         return cast("Tensor | PackedBlocks", listed.memory)
 
     def report(self, step: Step) -> dict[str, Any]:
@@ -84,8 +83,7 @@ class Cpu(Executor):
             self._reader = None
 
     def _sum(self, call: AttentionCall, work: RowWork) -> AttnState:
-        assert self.cache.host is not None
-        values = self.cache.host.memory.values(call.layer)
+        values = self.cache.dram.memory.values(call.layer)
         out = weighted_sum(work.weights, work.index, work.count, values, work.table)
         return AttnState(out[:, None].to(call.q.device), work.lse[:, None].to(call.q.device))
 

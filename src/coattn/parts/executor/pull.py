@@ -60,12 +60,11 @@ class Pull(Executor):
             self.staging.reserve(cache.spec.tokens // cache.block)
 
     def run(self, call: AttentionCall, work: BlockWork) -> State:
-        assert self.cache.host is not None
         if call.table is None:
             return self.read(call, work, None)
         # one kernel reads the blocks where they lie, over PCIe: no copies to order, nothing to allocate
         stamp, cap = call.table.bridge.timestamp_slot(call.layer, "pull"), call.shape.softcap
-        listed, whole = work.blocks, self.cache.host.memory[call.layer]
+        listed, whole = work.blocks, self.cache.dram.memory[call.layer]
         memory = listed.memory if isinstance(listed.memory, Tensor) else whole
         return attend(call.q, memory, listed, call.scale, cap, stamp)
 
@@ -95,8 +94,7 @@ class Pull(Executor):
 
     def _fill(self, layer: int, piece: Piece) -> Filling:
         assert self.staging is not None
-        assert self.cache.host is not None
-        return self.staging.fill(layer, self.cache.host.memory, piece.ids)
+        return self.staging.fill(layer, self.cache.dram.memory, piece.ids)
 
     def _arrived(self, layer: int, picked: BlockList) -> Filling | None:
         arriving, self._arriving = self._arriving, None

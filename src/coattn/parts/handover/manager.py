@@ -48,10 +48,9 @@ class MailboxBridge(InlineBridge):
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
         table, layers = call.table, self.cache.spec.layers
         assert table is not None
-        assert self.cache.host is not None
         if isinstance(work, RowWork):
             self._sums = self._sums or SumMailbox(table, layers, self.thread)
-            return self._sums.submit(call.layer, self.cache.host.memory.values(call.layer), work)
+            return self._sums.submit(call.layer, self.cache.dram.memory.values(call.layer), work)
         assert isinstance(work, BlockWork)
         self._attend = self._attend or AttendMailbox(table, layers, self.thread)
         blocks: Any = executor

@@ -24,10 +24,13 @@ class Select(Part):
     """Parameters of other parts that the rule works with one value of only."""
 
     cache: KVCache = field(init=False, repr=False)
+    index: Index = field(init=False, repr=False)
+    maintenance: Any = field(init=False, repr=False)
+    """The row's; most rules do not know its class."""
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
-        """Meets what it will pick from, after they were opened. maintenance: the row's; rules do not know its class."""
-        self.cache = cache
+        """Meets what it will pick from, after they were opened."""
+        self.cache, self.index, self.maintenance = cache, index, maintenance
 
     def works(self, config: CacheConfig) -> frozenset[str]:
         """The kinds of work that `pick` may return over such a cache; an executor must run each."""

@@ -50,7 +50,7 @@ class DigestTop(Select):
     dense_layers: int = 0
     picks: Picks | None = field(init=False, repr=False, default=None)
     """What decode steps over a DRAM tier pick; None before the first."""
-    _digests: Digests = field(init=False, repr=False)
+    index: Digests = field(init=False, repr=False)
     _pools: Any = field(init=False, repr=False, default=None)
     """Maintenance that has pools of resident blocks, or None."""
     _empty: dict[int, Residents] = field(init=False, repr=False, default_factory=dict)
@@ -75,7 +75,6 @@ class DigestTop(Select):
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self._digests = cast("Digests", index)
         self._pools = maintenance if "pool" in maintenance.provides else None
 
     def is_exact(self) -> bool:
@@ -108,7 +107,7 @@ class DigestTop(Select):
         # the newest are taken anyway, and the digest of the very newest may be that of a step before
         older = ((-(-listed.tokens // block) - NEWEST) * block).clamp(min=0)
         before = replace(listed, tokens=older)
-        scores = self._digests.listed_scores(call.layer, call.q[:, 0], before, call.scale, self.sink_blocks)
+        scores = self.index.listed_scores(call.layer, call.q[:, 0], before, call.scale, self.sink_blocks)
         return best(scores, listed, block, min(count, scores.shape[-1]), NEWEST)
 
     def _pick_tiered(self, call: AttentionCall, table: StepTable, count: int) -> Selection:
@@ -119,7 +118,7 @@ class DigestTop(Select):
             places = pool.held.shape[-1]
             self.picks = Picks(dict(self.cache.spec.layers), table.memory.batch, self.cache.gpu.width, places)
         lists = self.picks.lists(layer, min(count - newest(self.cache.config), rows.host_blocks.shape[1]))
-        pick_blocks(self._digests.scores(layer, call.q[:, 0], rows, call.scale), rows, pool, lists)
+        pick_blocks(self.index.scores(layer, call.q[:, 0], rows, call.scale), rows, pool, lists)
         ids = lists.gpu[: table.rows]
         return Selection.of(
             BlockList(ids, lists.gpu_lens[: table.rows], block * ids.shape[-1]),

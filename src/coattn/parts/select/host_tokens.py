@@ -54,10 +54,9 @@ class HostTokens(Select):
         if call.table is None or host is None or call.layer < self.dense_layers:
             return visible
         assert gpu is not None, "a decode step sees its own token"
-        assert self.cache.host is not None
         chosen, count = self.choose(call, call.table, gpu, host)
         self._taken[call.layer][: len(count)] = count.float().mean(1)
-        return Selection.of(gpu, list_tokens(host, self.cache.host.memory[call.layer], chosen, count))
+        return Selection.of(gpu, list_tokens(host, self.cache.dram.memory[call.layer], chosen, count))
 
     def report(self, step: Step) -> dict[str, Any]:
         """What is attended in DRAM, averaged over layers and KV heads."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
-from coattn.cache.kv import KVCache
 from coattn.part import check_number
 from coattn.parts.call import AttentionCall
-from coattn.parts.index.base import Index
 from coattn.parts.maintenance.entries.entries import Entries
 from coattn.parts.select.base import Select
 from coattn.types import Selection
@@ -32,14 +30,10 @@ class MawThreshold(Select):
     }
 
     beta: float = 1.0
-    _entries: Entries = field(init=False, repr=False)
+    maintenance: Entries = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("beta", self.beta, 0)
-
-    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
-        super().open(cache, index, maintenance)
-        self._entries = cast("Entries", maintenance)
 
     def is_exact(self) -> bool:
         return self.beta == 0
@@ -55,4 +49,4 @@ class MawThreshold(Select):
         visible, table = call.visible, call.table
         if table is None or visible.host is None:
             return visible
-        return Selection.of(visible.gpu, self._entries.listed(call.layer, table))
+        return Selection.of(visible.gpu, self.maintenance.listed(call.layer, table))

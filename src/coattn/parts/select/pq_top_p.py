@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class PqTopP(Select):
     cap: int | None = None
     tail: str = "mean"
     union: bool = True
-    _codes: Codes = field(init=False, repr=False)
+    index: Codes = field(init=False, repr=False)
     _work: Work | None = field(init=False, repr=False, default=None)
     """What the kernels of a GPU share from call to call; None where there are none."""
     _refused: str | None = field(init=False, repr=False, default=None)
@@ -63,7 +63,7 @@ class PqTopP(Select):
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self._codes, self._work, shape = cast("Codes", index), None, cache.spec.shape
+        self._work, shape = None, cache.spec.shape
         if shape.device.type == "cuda":
             self._refused = refuses(shape.device, shape.q_heads // shape.kv_heads, cache.block)
             if self._refused is None:
@@ -92,7 +92,7 @@ class PqTopP(Select):
         work, left = pick(call, call.table, visible.host, gpu_lse)
         if not self._has_tail():
             return Selection.of(visible.gpu, None, work)
-        mean = self._codes.means.of(call.layer, call.table, call.shape)
+        mean = self.index.means.of(call.layer, call.table, call.shape)
         return Selection.of(visible.gpu, None, work, Term(mean[:, None], left[:, None].to(mean.device)))
 
     def _has_tail(self) -> bool:
@@ -102,7 +102,7 @@ class PqTopP(Select):
         self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor
     ) -> tuple[RowWork, Tensor]:
         """The entries to attend to, and the lse of the others `[seqs, q_heads]`."""
-        scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale)
+        scores = self.index.scores(call.layer, call.q[:, 0], table, call.scale)
         kept = top_p(scores, gpu_lse.logsumexp(1).view(scores.shape[:-1]), self.tau, self.cap)
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
@@ -114,7 +114,7 @@ class PqTopP(Select):
         """The same by kernels on the GPU; nothing waits."""
         assert self._work is not None
         _, _, top = self._work.of(len(call.q) * call.shape.q_heads)
-        scores = self._codes.scores(call.layer, call.q[:, 0], table, call.scale, top)
+        scores = self.index.scores(call.layer, call.q[:, 0], table, call.scale, top)
         kind = TAILS.index("mean" if self._has_tail() else "renormalise")
         lens, most = table.column("host_lens"), scores.shape[-1]
         kept = on_gpu(scores, lens, gpu_lse, self.tau, self.cap, kind, most, self._work, self.union)

@@ -127,8 +127,7 @@ class Codes(BookedIndex):
             self._store(layer, part.ids, part.k)
         if table is None:
             return
-        gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.flush_to
-        assert to is not None, "a cache with a DRAM tier has that column"
+        gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.column("flush_to")
         sum_values(gpu, self.means.sums[layer], block, to, table.seq)
         if not self.books.groups:
             flush_keys(gpu, kept, block, to)
@@ -146,13 +145,12 @@ class Codes(BookedIndex):
         if step.phase is not Phase.DECODE or not self.books.groups or len(self.books.ready) == len(self.books.layers):
             return
         cache = self.cache
-        assert cache.host is not None
         for slot, length in zip(step.slots, step.lengths, strict=True):
             if length % cache.block == 0:
                 b = length // cache.block - 1
                 for layer in cache.spec.layers:
                     keys = cache.gpu.memory[layer][cache.gpu.place(slot, length - 1)[0], :, 0].transpose(0, 1)
-                    self._store(layer, [cache.host.table.owned[slot][b]], keys)
+                    self._store(layer, [cache.dram.table.owned[slot][b]], keys)
 
     def recount(self, slot: int, keep: int) -> None:
         self.truncate(slot, keep)

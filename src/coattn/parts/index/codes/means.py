@@ -35,8 +35,7 @@ class Means:
 
     def recount(self, cache: KVCache, slot: int, blocks: int) -> None:
         """From what DRAM holds of a sequence's first `blocks` full blocks."""
-        host = cache.host
-        assert host is not None, "means are of what lies there"
+        host = cache.dram
         host.memory.wait_writes()
         ids = host.table.owned.get(slot, [])[:blocks]
         own = torch.tensor(ids, dtype=torch.long)

@@ -82,10 +82,9 @@ class Choice:
         """What is left to do. Whoever has ended with a piece may leave the next to another thread."""
 
     def _hold(self) -> Any:
-        prompts, host = self.entries.cache.prompts, self.entries.cache.host
+        prompts, dram = self.entries.cache.prompts, self.entries.cache.dram
         assert prompts is not None
-        assert host is not None
-        return prompts.hold(host.generations(self.slot, self.first)) if prompts.spare_room else None
+        return prompts.hold(dram.generations(self.slot, self.first)) if prompts.spare_room else None
 
     @property
     def ids(self) -> Tensor:

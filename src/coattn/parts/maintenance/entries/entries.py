@@ -93,8 +93,7 @@ class Entries(Maintenance):
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
-        assert cache.host is not None
-        self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.host.table, cache.host.memory
+        self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.dram.table, cache.dram.memory
         self.choosing = BackgroundChooser(self.busy, cache.spec.device)
         self.table.watch(self.choosing)
         averages = cast("Averages", index)

@@ -86,6 +86,8 @@ class Recall(Maintenance):
 
     pool_blocks: int | None = None
     recall_interval: int = 8
+    index: Digests = field(init=False, repr=False)
+    select: DigestTop = field(init=False, repr=False)
     residency: Residency = field(init=False, repr=False)
     places: int = field(init=False, repr=False, default=0)
     _moved: Tensor = field(init=False, repr=False)
@@ -123,8 +125,8 @@ class Recall(Maintenance):
 
     def pool(self, layer: int) -> Residents:
         """A layer's pool, as kernels take it."""
-        sinks = cast("DigestTop", self.select).sink_blocks
-        return Residents(self.residency.held[layer], self.residency.first, self.cache.block, sinks)
+        held, first = self.residency.held[layer], self.residency.first
+        return Residents(held, first, self.cache.block, self.select.sink_blocks)
 
     def plan(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:
@@ -146,13 +148,12 @@ class Recall(Maintenance):
         """Every few steps of a sequence, and at another one in every layer, its misses take the places of the residents
         with the lowest scores; blocks of the window that are full now get empty places, and digests. Used from the next
         step on."""
-        cache, picks = self.cache, cast("DigestTop", self.select).picks
-        assert cache.host is not None
+        cache, picks = self.cache, self.select.picks
         lists = picks.of(layer) if picks is not None and table.host else None
         interval = 0 if lists is None else self.recall_interval
         if lists is None:
             lists = Picks(dict(cache.spec.layers), table.memory.batch, cache.gpu.width, self.places).nothing(layer)
-        gpu, host, digests = cache.gpu.memory[layer], cache.host.memory[layer], cast("Digests", self.index).of(layer)
+        gpu, host, digests = cache.gpu.memory[layer], cache.dram.memory[layer], self.index.of(layer)
         renew(gpu, host, digests, rows_of(table), self.pool(layer), lists, Due(interval, layer), self._moved)
 
     def abort(self, step: Step, replayed: bool) -> set[int]:
@@ -165,8 +166,7 @@ class Recall(Maintenance):
         self.residency.forget(slot, keep // self.cache.block)
 
     def report(self, step: Step) -> dict[str, Any]:
-        assert self.cache.host is not None
-        memory, shape = self.cache.host.memory, self.cache.spec.shape
+        memory, shape = self.cache.dram.memory, self.cache.spec.shape
         return {"recalled_bytes": int(self._moved) * memory.layer_bytes(shape) // shape.kv_heads}
 
     def _choose(self, slot: int, first: int, full: int) -> None:
@@ -174,16 +174,14 @@ class Recall(Maintenance):
 
         Places that are left are for the other full blocks, which the window holds now and will drop.
         """
-        block, digests, host = self.cache.block, cast("Digests", self.index), self.cache.host
-        assert host is not None
+        block, digests, host = self.cache.block, self.index, self.cache.dram
         self.residency.forget(slot, 0)
         for layer, shape in self.cache.spec.layers.items() if full else ():
             ids = torch.tensor(host.table.owned[slot][:full], dtype=torch.int32, device=shape.device)
             tokens = torch.tensor([[full * block]], dtype=torch.int32, device=shape.device)
             listed = BlockList(ids[None, None], tokens, full * block)
             q, scale = self._queries[layer][slot : slot + 1], self._scales[layer]
-            sinks = cast("DigestTop", self.select).sink_blocks
-            scores = digests.listed_scores(layer, q, listed, scale, sinks)
+            scores = digests.listed_scores(layer, q, listed, scale, self.select.sink_blocks)
             scores[..., first:] = torch.finfo(scores.dtype).min
             chosen = scores.topk(min(self.places, full), -1).indices
             to = self.residency.begin(layer, slot, chosen[0])[None]
