@@ -49,7 +49,7 @@ def put_entries(maintenance: Entries, slots: list[int], length: int, choose: Cho
     first = maintenance.gpu.first(length + 1)
     for slot in slots:
         maintenance._give_up(slot)
-        maintenance.lists.clear([slot])
+        maintenance.lists.cut([slot])
         for layer in maintenance.numbers:
             weights, kept = choose(layer, first * maintenance.block)
             _fill(maintenance, layer, slot, weights, kept)

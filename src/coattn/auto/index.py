@@ -22,9 +22,8 @@ from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.sketch import flush_sketch, score_sketch
 from coattn.part import check_count
-from coattn.parts.index.base import BookedIndex
+from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.index.codes.means import Means
-from coattn.parts.index.keys import KeyMemory
 from coattn.types import LayerShape, Step
 
 SAMPLE_TOKENS = 4096
@@ -89,28 +88,16 @@ class Sketch(BookedIndex):
         return max(WORD, min(wanted, most))
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
-        tables = sum(
-            (spec.seqs + 1) * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
-            for s in spec.layers.values()
-        )
-        places = spec.plan.pool_blocks * config.block
-        pools = sum(
-            PoolTensors.bytes(
-                s.kv_heads,
-                spec.seqs + 1,
-                spec.tokens or FIRST_TOKENS,
-                places,
-                s.q_heads,
-                s.head_dim,
-                spec.plan.pool_packed,
-            )
-            for s in spec.layers.values()
-        )
-        return tables + pools + Means.bytes(spec.layers, spec.seqs)
+        slots, longest, plan = spec.seqs + 1, spec.tokens or FIRST_TOKENS, spec.plan
+        places, total = plan.pool_blocks * config.block, Means.bytes(spec.layers, spec.seqs)
+        for s in spec.layers.values():
+            total += slots * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
+            total += PoolTensors.bytes(s.kv_heads, slots, longest, places, s.q_heads, s.head_dim, plan.pool_packed)
+        return total
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         words = self.planes(spec.shape) // WORD
-        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, "A sketch of every key", words, torch.int32)
+        self.memory = KeyMemory(spec, config.block, "A sketch of every key", words, torch.int32)
         return self.memory
 
     def open(self, cache: KVCache) -> None:
@@ -123,23 +110,12 @@ class Sketch(BookedIndex):
         self._make_pools(spec.tokens or FIRST_TOKENS)
 
     def _make_pools(self, tokens: int) -> None:
-        cache, gpu = self.cache, cast("NewestBlocks", self.cache.gpu)
-        places = cache.spec.plan.pool_blocks * cache.block
-        pins = min(PINNED_TOKENS, places // 4)
-        self.pools = {
-            layer: PoolTensors.make(
-                gpu.memory[layer],
-                gpu.pools,
-                cache.spec.seqs + 1,
-                tokens,
-                places,
-                shape.q_heads,
-                pins,
-                cache.spec.plan.pool_packed,
-                cache.spec.plan.pool_active_tokens,
-            )
-            for layer, shape in cache.spec.layers.items()
-        }
+        gpu, spec, plan = cast("NewestBlocks", self.cache.gpu), self.cache.spec, self.cache.spec.plan
+        places, slots = plan.pool_blocks * self.cache.block, spec.seqs + 1
+        rows = min(PINNED_TOKENS, places // 4), plan.pool_packed, plan.pool_active_tokens
+        for layer, s in spec.layers.items():
+            memory = gpu.memory[layer]
+            self.pools[layer] = PoolTensors.make(memory, gpu.pools, slots, tokens, places, s.q_heads, *rows)
         gpu.pooled.clear()
 
     def reserve(self, tokens: int) -> bool:

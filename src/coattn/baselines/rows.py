@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from coattn.baselines import duo, evicting, infinigen, oracle, pqcache, random, snapkv
+from coattn.baselines import bounds, duo, evicting, infinigen, pqcache, snapkv
 from coattn.parts.method import Method
 
-ROOMS = (snapkv, evicting, duo, infinigen, pqcache, oracle, random)
+ROOMS = (snapkv, evicting, duo, infinigen, pqcache, bounds)
 
 PARTS = tuple(part for room in ROOMS for part in room.PARTS)
 METHODS = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -14,20 +13,6 @@ from coattn.cache.blocks import BlockMemory
 
 BlockGeneration = tuple[int, int]
 """A block's id, and how often it was given out so far: equal pairs mean the same tokens."""
-
-
-class Reclaimer(Protocol):
-    """Holds blocks that are in no sequence, for requests to come."""
-
-    def reclaim(self, table: BlockTable, blocks: int) -> None:
-        """Drops so many idle blocks of a table, or as many as there are."""
-
-
-class SwapWatcher(Protocol):
-    """Reads blocks of sequences off the steps."""
-
-    def before_swap(self, slot: int) -> None:
-        """A block of this sequence is about to be replaced by another with the same tokens, and may be given away."""
 
 
 class BlockTable:
@@ -44,8 +29,8 @@ class BlockTable:
         """`[slots, width]` int32: the same as a table; both grow with `owned`."""
         self.list_version: dict[int, int] = {}
         """Grows whenever the blocks of a sequence change."""
-        self._reclaimer: Reclaimer | None = None
-        self._watcher: SwapWatcher | None = None
+        self._reclaim: Callable[[BlockTable, int], None] | None = None
+        self._before_swap: Callable[[int], None] | None = None
         self.idle = 0
         """Blocks that are held and in no sequence."""
         self._users: dict[int, int] = {}
@@ -57,13 +42,14 @@ class BlockTable:
         self._given: Counter[int] = Counter()
         """By block: how often it was given out."""
 
-    def set_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Who holds blocks of this table beyond their sequences. Called once, before any block is held."""
-        self._reclaimer = reclaimer
+    def set_reclaimer(self, reclaim: Callable[[BlockTable, int], None]) -> None:
+        """reclaim: drops so many idle blocks of a table, or as many as there are. Set before any block is held."""
+        self._reclaim = reclaim
 
-    def watch(self, watcher: SwapWatcher) -> None:
-        """Who reads blocks off the steps. Called once, before any sequence has blocks."""
-        self._watcher = watcher
+    def set_before_swap(self, before_swap: Callable[[int], None]) -> None:
+        """before_swap: hears of a sequence whose block is about to be replaced by another with the same tokens, and
+        may be given away. For readers off the steps; set before any sequence has blocks."""
+        self._before_swap = before_swap
 
     def tabulate(self, slots: int, width: int) -> None:
         """Gives `rows` room for sequences of `width` blocks; longer ones make it anew, at another address."""
@@ -130,8 +116,8 @@ class BlockTable:
 
     def swap(self, slot: int, b: int, i: int) -> None:
         """Block b of a sequence is from now on block i, which holds the same tokens."""
-        if self._watcher is not None:
-            self._watcher.before_swap(slot)
+        if self._before_swap is not None:
+            self._before_swap(slot)
         self._use(i)
         old, self.owned[slot][b] = self.owned[slot][b], i
         self._leave(old)
@@ -201,8 +187,8 @@ class BlockTable:
         """Free ids. Raises BudgetError where idle blocks are not given up."""
         if self.memory.fixed:
             lacking = count - len(self._free) - (self.memory.capacity - self._next)
-            if lacking > 0 and self._reclaimer is not None:
-                self._reclaimer.reclaim(self, lacking)
+            if lacking > 0 and self._reclaim is not None:
+                self._reclaim(self, lacking)
         self.memory.reserve(self._next + max(0, count - len(self._free)))  # what raises, raises before anything changes
         taken: list[int] = []
         while len(taken) < count:

@@ -15,7 +15,7 @@ from coattn.cache.ledger import Ledger
 from coattn.cache.observer import KeySource
 from coattn.cache.spec import CacheSpec
 from coattn.kernels.quantise.values import ValueBlocks, block_bytes, pack_values
-from coattn.types import LayerShape, Step
+from coattn.types import LayerShape
 
 
 class HostTier:
@@ -48,10 +48,6 @@ class HostTier:
         prompt = self.spec.prompt_token_bytes * self.block
         blocks = int(room / (self.unit + prompt))
         return blocks if blocks <= longest else int((room - longest * prompt) / self.unit)
-
-    def plan(self, step: Step) -> None:
-        """Makes room for the blocks that the step fills."""
-        self.table.grow([(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)])
 
     def generations(self, slot: int, blocks: int) -> list[BlockGeneration]:
         """Of a sequence's first blocks, where copies of them may be kept: what is rounded has no exact copy."""
@@ -88,9 +84,6 @@ class HostTier:
                 memory[ids[start] : ids[end - 1] + 1].copy_(blocks[start:end], non_blocking=True)
 
         self.memory.arriving[layer] = self._copies.start(made.to(memory.dtype), copy)
-
-    def release(self) -> None:
-        self.table.release()
 
 
 def host_blocks(config: Any, spec: CacheSpec, side: BlockMemory | None) -> BlockMemory:

@@ -164,10 +164,6 @@ class PromptKVBuffer:
             page.users += 1
         return held
 
-    def give_back(self, held: BufferedPrompt) -> None:
-        """The pages that `hold` gave are not needed any more."""
-        self._release(held.pages)
-
     def known(self, slot: int, blocks: int) -> int:
         """Of the first blocks of a sequence, those that the index follows."""
         return min(blocks, self.held[slot].known) if slot in self.held and not self.spare_room else blocks
@@ -179,17 +175,17 @@ class PromptKVBuffer:
             return
         count = min(len(blocks), held.room // self.block)
         if not self.spare_room or not count:
-            self._release(held.pages)
+            self.give_back(held.pages)
             return
         for gone in self.pages.add(blocks[:count], held.pages):
-            self._release(gone.pages)
+            self.give_back(gone.pages)
         ledger = self.spec.ledger
         while (room := ledger.room("gpu")) is not None and room < self.pages.bytes:
             self._drop_oldest()
 
     def end(self, slot: int) -> None:
         """The prompt is gone, or over and not cached."""
-        self._release(self.held.pop(slot, BufferedPrompt(0)).pages)
+        self.give_back(self.held.pop(slot, BufferedPrompt(0)).pages)
 
     def release(self) -> None:
         """Gives every byte back to the ledger."""
@@ -200,7 +196,8 @@ class PromptKVBuffer:
         self.spec.ledger.give("host", sum(page.nbytes for page in self._spare))
         self._spare.clear()
 
-    def _release(self, pages: list[Page]) -> None:
+    def give_back(self, pages: list[Page]) -> None:
+        """Pages have one user less, such as the one that `hold` made."""
         for page in pages:
             page.users -= 1
             if page.users:
@@ -221,7 +218,7 @@ class PromptKVBuffer:
     def _drop_oldest(self) -> bool:
         oldest = self.pages.drop_oldest()
         if oldest is not None:
-            self._release(oldest.pages)
+            self.give_back(oldest.pages)
         return oldest is not None
 
     def _page(self, first: int, wanted: int, grows: bool = True) -> Page | None:

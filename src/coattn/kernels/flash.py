@@ -21,19 +21,16 @@ MANY = 64
 
 def refuses(q: Tensor, blocks: Tensor, picked: BlockList, softcap: float | None) -> str | None:
     """Why a call over blocks cannot be taken, or None."""
-    reason = unfit(q[0], softcap)
-    if reason is None and (q.shape[0] != 1 or blocks.device != q.device or picked.table.shape[1] != 1):
-        return "there is more than one sequence or one list, or the blocks are elsewhere"
-    return reason
-
-
-def unfit(q: Tensor, softcap: float | None) -> str | None:
-    """Why queries `[t, q_heads, d]` are not many, or have no kernel but the reference; None where they have one."""
-    if q.device.type == "cuda":
-        return None if q.shape[-1] <= LARGEST else f"head size {q.shape[-1]} does not fit"
-    if softcap is not None:
+    on_gpu, (seqs, queries, _, d) = q.device.type == "cuda", q.shape
+    if on_gpu and d > LARGEST:
+        return f"head size {d} does not fit"
+    if not on_gpu and softcap is not None:
         return "scores are soft-capped"
-    return None if len(q) >= MANY and q.dtype in ON_CPU else f"there are {len(q)} tokens of {q.dtype}"
+    if not on_gpu and (queries < MANY or q.dtype not in ON_CPU):
+        return f"there are {queries} tokens of {q.dtype}"
+    if seqs != 1 or blocks.device != q.device or picked.table.shape[1] != 1:
+        return "there is more than one sequence or one list, or the blocks are elsewhere"
+    return None
 
 
 def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None = None) -> AttnState:

@@ -144,23 +144,11 @@ class Blocks:
     def layout(self) -> BlockLayout:
         return block_layout(self.element, self.block, self.head_size)
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes between two blocks."""
-        return self.memory.shape[1]
-
-    @property
-    def num_blocks(self) -> int:
-        return self.memory.shape[0]
-
     def fill(self, job: Any) -> None:
         """Writes base, strides and sizes into one of the extension's job structs."""
-        job.base = self.memory.data_ptr()
-        job.block_stride = self.block_bytes
+        job.num_blocks, job.block_stride = self.memory.shape
         job.head_stride = 0 if self.single else self.layout.bytes
-        job.num_blocks = self.num_blocks
-        job.block = self.block
-        job.elem = elem(self.element)
+        job.base, job.block, job.elem = self.memory.data_ptr(), self.block, elem(self.element)
 
 
 @dataclass(frozen=True)
@@ -184,6 +172,6 @@ class Values(Blocks):
 
     def fill(self, job: Any) -> None:
         size = self.memory.element_size()
-        job.base = self.memory.data_ptr()
+        job.base, job.num_blocks = self.memory.data_ptr(), len(self.memory)
         job.block_stride, job.head_stride = self.memory.stride(0) * size, self.memory.stride(1) * size
-        job.num_blocks, job.block, job.elem = self.num_blocks, self.block, elem(self.element)
+        job.block, job.elem = self.block, elem(self.element)

@@ -19,21 +19,16 @@ class Call(Generic[T]):
     def __init__(self, name: str, job: Any, result: T, keep: Any) -> None:
         self._run: Callable[[Any], None] = getattr(extension, name)
         self._submit: Callable[[Any], Any] = getattr(extension, f"submit_{name}")
-        self._job, self._result, self._keep = job, result, keep
-
-    @property
-    def job(self) -> Any:
-        """The extension's description of the call."""
-        return self._job
+        self.job, self._result, self._keep = job, result, keep
 
     def run(self) -> T:
         """Computes on the calling thread and the pool."""
-        self._run(self._job)
+        self._run(self.job)
         return self._result
 
     def submit(self) -> Pending[T]:
         """Returns at once; the pool computes after what was submitted before."""
-        return Pending(self, self._submit(self._job))
+        return Pending(self, self._submit(self.job))
 
 
 class Pending(Generic[T]):

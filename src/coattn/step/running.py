@@ -59,10 +59,6 @@ class RunningStep:
         """Keeps what the attention of these layers will change in place, to undo it."""
         self.undo += index.saved(layers, self.tables[layers[0]])
 
-    def mark_replayed(self) -> None:
-        """Its layers run now, as a graph."""
-        self.ran = self.replayed = True
-
     def take_prediction(self, layer: int) -> Started | None:
         """What was started for the layer with a predicted query; what follows waits for that query's stream."""
         started = self.predicted.pop(layer, None)

@@ -82,7 +82,7 @@ class Audit:
         """Of a GPU: what the side stream reads, until it has been waited for."""
         self._chosen: Chosen | None = None
         self._job: tuple[Chosen, Tensor, Future[Finding]] | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "coattn-audit")
 
     def plan(self, step: Step) -> None:
         """A decode step is about to run: takes up what was found, and chooses the next case."""
@@ -119,25 +119,20 @@ class Audit:
 
         On a GPU this runs on a side stream, until `joined`.
         """
-        with self._dropping():
-            self._note(call, table, selection, states, out)
-
-    def _note(
-        self, call: AttentionCall, table: StepTable, selection: Selection, states: Sequence[State], out: Tensor
-    ) -> None:
         scored = [work.kind == "scored" for work in selection.works]
         if not any(scored):
             return
-        far = states[scored.index(True)].lse
-        near = [state.lse for state, own in zip(states, scored, strict=True) if not own]
-        attended = near[0] if len(near) == 1 else torch.cat([*near, far[:, :0]], 1)
-        q, layer = call.q[:, 0], call.layer
-        self._scales[layer] = call.scale
-        if q.device.type == "cuda":
-            self._kept += [q, out, attended, far]
-        choice = self._choice.device_rows("choice", 3)
-        memory = self.cache.gpu.memory[layer]
-        note_case(q, out, attended, far, memory, table.write_block, self._noted, choice, layer)
+        with self._dropping():
+            far = states[scored.index(True)].lse
+            near = [state.lse for state, own in zip(states, scored, strict=True) if not own]
+            attended = near[0] if len(near) == 1 else torch.cat([*near, far[:, :0]], 1)
+            q, layer = call.q[:, 0], call.layer
+            self._scales[layer] = call.scale
+            if q.device.type == "cuda":
+                self._kept += [q, out, attended, far]
+            choice = self._choice.device_rows("choice", 3)
+            memory = self.cache.gpu.memory[layer]
+            note_case(q, out, attended, far, memory, table.write_block, self._noted, choice, layer)
 
     def joined(self) -> None:
         """The step's own streams have waited for the side stream."""
@@ -158,8 +153,6 @@ class Audit:
         stream = torch.cuda.current_stream(self.cache.spec.device)
         self._copied.flat.copy_(self._noted.flat, non_blocking=True)
         done = stream.record_event()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "coattn-audit")
         self._job = chosen, ids, self._thread.submit(self._measure, chosen, ids, done)
         if not self.cache.spec.fixed:  # what is read meanwhile may move
             self._collect(wait=True)
@@ -200,9 +193,7 @@ class Audit:
     def release(self) -> None:
         with self._dropping():
             self._collect(wait=True)
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._thread.shutdown()
 
     def _collect(self, wait: bool) -> None:
         if self._job is None or not (wait or self._job[2].done()):

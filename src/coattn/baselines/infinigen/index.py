@@ -18,8 +18,7 @@ from coattn.cache.step_table import StepTable
 from coattn.kernels.quantise.skew import load, read_origin, skew_of
 from coattn.kernels.softcap import softcap
 from coattn.part import check_number
-from coattn.parts.index.base import BookedIndex
-from coattn.parts.index.keys import KeyMemory
+from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.maintenance.base import Maintenance
 from coattn.types import BlockList, LayerShape, Step
 from coattn.units import ceil_div
@@ -67,7 +66,7 @@ class PartialKeys(BookedIndex):
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         # a decode step writes what is not full yet to the padding
         what, width = "Keeping a part of every key", self.columns(spec.shape)
-        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, what, width, padding=1)
+        self.memory = KeyMemory(spec, config.block, what, width, padding=1)
         return self.memory
 
     def open(self, cache: KVCache) -> None:

@@ -17,8 +17,7 @@ from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.kmeans import cluster, nearest
 from coattn.part import check_count
-from coattn.parts.index.base import BookedIndex
-from coattn.parts.index.keys import KeyMemory
+from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.maintenance.base import Maintenance
 from coattn.parts.maintenance.weighing import stored_keys
 from coattn.types import Phase, Step
@@ -73,7 +72,7 @@ class PromptCodes(BookedIndex):
             )
         # a decode step writes what is not full yet to the padding
         what = "Coding every key"
-        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, what, self.subvectors, torch.uint8, padding=1)
+        self.memory = KeyMemory(spec, config.block, what, self.subvectors, torch.uint8, padding=1)
         return self.memory
 
     def open(self, cache: KVCache) -> None:

@@ -52,12 +52,12 @@ class NewestBlocks(BlockRing):
     def release(self) -> None:
         self._prompts.release()
         super().release()
-        self.host.release()
+        self.table.release()
 
     # steps
 
     def plan(self, step: Step) -> None:
-        self.host.plan(step)
+        self.table.grow([(slot, n // self.block) for slot, n in zip(step.slots, step.lengths, strict=True)])
         if step.phase is Phase.DECODE:
             self._end_prompts(step)
         else:

@@ -192,7 +192,7 @@ class GraphRunner(Runner):
         self._armed = host
         if mailboxes is not None:
             mailboxes.begin(rows)
-        running.mark_replayed()
+        running.ran = running.replayed = True
         replay(captured.stages)
         if self.launched is not None:
             with suppress(Exception):  # the step goes on

@@ -56,7 +56,7 @@ class SequenceStore:
         self._sessions: set[int] = set()
         """Those that are open: what requests of others leave is not kept."""
         for table in self.tables:
-            table.set_reclaimer(self._order)
+            table.set_reclaimer(self._order.reclaim)
 
     # requests
 

@@ -130,14 +130,8 @@ def source(blocks: Tensor | PackedBlocks) -> Blocks:
     """Blocks `[n, kv_heads, 2, block, d]`, or packed ones, as the extension knows them."""
     if isinstance(blocks, PackedBlocks):
         one = _own(blocks.memory)
-        return native.Blocks(
-            one.flatten(1),
-            "int8",
-            blocks.block,
-            blocks.memory.shape[1],
-            blocks.d,
-            one is not blocks.memory,
-        )
+        heads, single = blocks.memory.shape[1], one is not blocks.memory
+        return native.Blocks(one.flatten(1), "int8", blocks.block, heads, blocks.d, single)
     _, kv_heads, _, block, d = blocks.shape
     own = _own(blocks)
     memory = own.view(torch.uint8).view(len(own), -1)

@@ -47,17 +47,13 @@ class PackedBlocks:
     scales: Tensor | None = None
     """`[blocks, kv_heads, 2 * (d + block)]` float16: scales and minima once more, in GPU memory."""
 
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.block, self.d)
-
     def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Listed blocks `[n]`: `[n, kv_heads, 2, block, d]`."""
         return unpack_blocks(self.memory[ids], self.block, self.d, dtype)
 
     def entries(self, ids: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
         """Single rows by block, KV head and row, tensors that broadcast: keys and values `[..., 2, d]` float32."""
-        codes = codes_of(self.memory, self.layout)[ids, heads, :, rows].float()
+        codes = codes_of(self.memory, Layout(self.block, self.d))[ids, heads, :, rows].float()
         near = scales_of(self.memory, self.block, self.d) if self.scales is None else self.scales
         numbers = near[ids, heads].float()
         key_scale, key_low, scale, low = torch.split(numbers, [self.d, self.d, self.block, self.block], -1)

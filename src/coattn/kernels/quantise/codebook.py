@@ -50,7 +50,7 @@ class Codebook:
     def encode(self, keys: Tensor) -> Tensor:
         """keys `[..., d]`, with a basis `[..., kv_heads, d]` -> codes `[..., groups]` int16.
 
-        In PyTorch, wherever the keys are; `kernels/encode_keys.py` has a kernel for a GPU.
+        In PyTorch, wherever the keys are.
         """
         if self.basis is not None:
             keys = self.basis.keys(keys)

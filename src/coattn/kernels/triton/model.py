@@ -158,15 +158,7 @@ def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     _, tokens, width = gate.shape
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     _gated[(tokens, triton.cdiv(width, 1024))](
-        gate,
-        up,
-        out,
-        gate.stride(1),
-        up.stride(1),
-        width,
-        SIZE=1024,
-        num_warps=4,
-        **options(tokens),
+        gate, up, out, gate.stride(1), up.stride(1), width, SIZE=1024, num_warps=4, **options(tokens)
     )
     return out
 

@@ -130,12 +130,8 @@ def warps_of(blocks: int) -> int:
 def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
     """See the reference. `lists.host` may lie in mapped host memory; only what is missing is written there."""
     seqs, heads, group, blocks = scores.blocks.shape
-    chunks, most, places, ring = (
-        scores.sums.shape[-1],
-        lists.chosen.shape[-1],
-        pool.held.shape[-1],
-        rows.gpu_blocks.shape[1],
-    )
+    chunks, most = scores.sums.shape[-1], lists.chosen.shape[-1]
+    places, ring = pool.held.shape[-1], rows.gpu_blocks.shape[1]
     values = torch.empty(seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
     pad = triton.next_power_of_2
     _pick_blocks[(seqs, heads)](

@@ -43,7 +43,6 @@ class Pull(Executor):
     unpacked_only = frozenset({"host"})
     provides = frozenset({"pull"})
 
-    staging: Staging | None = field(init=False, repr=False, default=None)
     _arriving: tuple[int, BlockList, Filling] | None = field(init=False, repr=False, default=None)
     _pieces: tuple[BlockList, list[Piece]] | None = field(init=False, repr=False, default=None)
 

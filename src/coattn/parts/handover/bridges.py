@@ -36,14 +36,12 @@ class InlineBridge:
 
 
 class ThreadBridge(InlineBridge):
-    """One thread, started when it is first needed: it waits for the GPU, then works."""
+    """One thread, started by the first work: it waits for the GPU, then works."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, "coattn-host")
 
     def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "coattn-host")
         ready: Any = torch.cuda.current_stream(call.q.device).record_event()
 
         def run() -> State:
@@ -54,6 +52,4 @@ class ThreadBridge(InlineBridge):
 
     def close(self) -> None:
         """Waits for what is running."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._pool.shutdown()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
@@ -16,7 +17,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.kernels.average import Average
 from coattn.part import Part
-from coattn.types import Step
+from coattn.types import LayerShape, Step
 
 
 @dataclass
@@ -94,6 +95,23 @@ class BookedIndex(Index):
         if self._booked_bytes:
             self.cache.spec.ledger.give("gpu", self._booked_bytes)
         self._booked_bytes = 0
+
+
+class KeyMemory(BlockMemory):
+    """A few numbers of every key of the blocks in DRAM, in the GPU tier: `[blocks, kv_heads, block, width]`."""
+
+    def __init__(
+        self, spec: CacheSpec, block: int, what: str, width: int, dtype: torch.dtype | None = None, padding: int = 0
+    ) -> None:
+        """dtype: of the numbers; None: the layer's own."""
+        self.width, self.number = width, dtype
+        super().__init__("gpu", spec.layers, block, spec.ledger, what, padding=padding)
+
+    def dtype(self, shape: LayerShape) -> torch.dtype:
+        return self.number or shape.dtype
+
+    def size(self, blocks: int, shape: LayerShape) -> tuple[int, ...]:
+        return (blocks, shape.kv_heads, self.block, self.width)
 
 
 def listed_rows(values: Sequence[Tensor], table: StepTable) -> list[Callable[[], None]]:

@@ -19,17 +19,13 @@ class Picks:
     def __init__(self, layers: dict[int, LayerShape], batch: int, ring: int, places: int) -> None:
         self.layers, self.batch, self.ring, self.places = layers, batch, ring, places
         self.made: dict[int, Lists] = {}
-        """By layer that picks."""
+        """By layer that has picked."""
 
     def lists(self, layer: int, count: int) -> Lists:
         """Where a layer's pick of `count` blocks goes."""
         if layer not in self.made or self.made[layer].chosen.shape[-1] < count:
             self.made[layer] = self._make(layer, count, True)
         return self.made[layer]
-
-    def of(self, layer: int) -> Lists | None:
-        """What a layer picked; None: nothing was picked."""
-        return self.made.get(layer)
 
     def nothing(self, layer: int) -> Lists:
         """Lists for a layer that picks nothing."""

@@ -31,7 +31,7 @@ class Seen:
     def look(self, sequences: Sequence[tuple[int, int]]) -> None:
         """Between two steps, of `(slot, tokens)`: the window, and the blocks that were left to the CPU."""
         cache, picks = self.group.cache, getattr(self.group.select, "picks", None)
-        lists = None if picks is None else picks.of(self.layer)
+        lists = None if picks is None else picks.made.get(self.layer)
         self.shares = {}
         if lists is None or cache.host is None or lists.host.device.type != "cpu":
             return

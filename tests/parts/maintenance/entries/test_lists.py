@@ -106,7 +106,7 @@ def test_a_cut_keeps_what_came_before(packed: bool) -> None:
     world.check()
     world.keep(1, 30, torch.ones(LAYERS, HEADS, BLOCK).bool())
     world.check()
-    world.lists.clear([0, 1, 2])
+    world.lists.cut([0, 1, 2])
     assert world.lists.used_bytes() == 0
     world.lists.release()
     assert world.ledger.held["host"] == 0

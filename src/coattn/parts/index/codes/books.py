@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coattn.kernels.encode_keys import encode_keys
 from coattn.kernels.quantise.basis import Basis
 from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
 from coattn.kernels.quantise.file import load
@@ -63,7 +62,7 @@ class Books:
             return k
         if layer not in self.ready:
             self._set(layer, self._calibrate(layer, k))
-        codes = encode_keys(self.made[layer], k)
+        codes = _encode(self.made[layer], k)
         return codes if self.bits == 16 else pack(codes, self.bits)
 
     def decode(self, layer: int, kept: Tensor) -> Tensor:
@@ -116,3 +115,14 @@ class Books:
             )
         book = fit(k.flatten(0, 1), self.groups, self.count)
         return book.centroids.to(self.layers[layer].dtype)
+
+
+def _encode(book: Codebook, keys: Tensor) -> Tensor:
+    """Like `Codebook.encode`; on a GPU by a kernel."""
+    if keys.device.type != "cuda":
+        return book.encode(keys)
+    from coattn.kernels.triton.nearest import nearest
+
+    turned = keys if book.basis is None else book.basis.keys(keys)
+    codes = nearest(turned.reshape(-1, turned.shape[-1]), book.centroids, book.grid)
+    return codes.view(*turned.shape[:-1], book.groups)

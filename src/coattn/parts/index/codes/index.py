@@ -22,10 +22,9 @@ from coattn.kernels.quantise.pack import BITS, packed_bytes
 from coattn.kernels.score_pq import score_pq
 from coattn.kernels.upload import upload
 from coattn.part import check_count
-from coattn.parts.index.base import BookedIndex
+from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.index.codes.books import Books
 from coattn.parts.index.codes.means import Means
-from coattn.parts.index.keys import KeyMemory
 from coattn.types import Phase, Step
 
 CENTROIDS = 8192
@@ -112,7 +111,7 @@ class Codes(BookedIndex):
             width, dtype = groups, torch.int16
         else:
             width, dtype = packed_bytes(groups, self.code_bits), torch.uint8
-        self.memory = KeyMemory(spec.layers, config.block, spec.ledger, "Coding every key", width, dtype)
+        self.memory = KeyMemory(spec, config.block, "Coding every key", width, dtype)
         return self.memory
 
     def open(self, cache: KVCache) -> None:

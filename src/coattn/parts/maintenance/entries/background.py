@@ -40,7 +40,7 @@ class BackgroundChooser:
         self._due: dict[int, Due] = {}
         self._stream: Any = None
         """The thread's, on a GPU: one for good, since PyTorch keeps memory for each."""
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._due or slot in self.choices
@@ -58,8 +58,6 @@ class BackgroundChooser:
         for slot in [slot for slot in self._due if slot not in but]:
             length, after = self._due.pop(slot)
             choice = self.choices[slot] = make(slot, length)
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "coattn-entries", stand_back)
             self.busy[slot] = self._thread.submit(self._run, choice, after)
 
     def take(self, slot: int, length: int) -> Choice | None:
@@ -113,9 +111,7 @@ class BackgroundChooser:
         """Gives up everything; waits for the thread."""
         for slot in [*self._due, *self.choices]:
             self.give_up(slot)
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._thread.shutdown()
 
     def _run(self, choice: Choice, after: Any) -> None:
         """On a GPU with work on a stream of its own, which comes after an event and is waited for at the end."""

@@ -112,7 +112,7 @@ class Choice:
         """It is over. On the thread that runs the steps."""
         self._pieces.close()
         if self.held is not None:
-            self.entries.cache.prompts.give_back(self.held)  # type: ignore[union-attr]
+            self.entries.cache.prompts.give_back(self.held.pages)  # type: ignore[union-attr]
             self.held = None
 
     def run(self) -> None:
@@ -133,7 +133,7 @@ class Choice:
     def _work(self) -> Generator[None]:
         """Piece by piece; between two it may change hands."""
         entries = self.entries
-        entries.lists.clear([self.slot])
+        entries.lists.cut([self.slot])
         yield
         for layer in entries.cache.spec.layers if self.first else ():
             weights = weigh_host(self, layer)

@@ -95,7 +95,7 @@ class Entries(Maintenance):
         super().open(cache, index, select)
         self.gpu, self.table, self.host = cast("NewestBlocks", cache.gpu), cache.dram.table, cache.dram.memory
         self.choosing = BackgroundChooser(self.busy, cache.spec.device)
-        self.table.watch(self.choosing)
+        self.table.set_before_swap(self.choosing.before_swap)
         averages = cast("Averages", index)
         self.block, self.averages, self.alpha = cache.block, averages.values, averages.alpha
         self.keep = cast("Any", select).keep
@@ -347,7 +347,7 @@ class Entries(Maintenance):
     def _give_up(self, slot: int) -> None:
         """What is chosen for a sequence meanwhile is not wanted any more, whatever became of it."""
         if self.choosing.give_up(slot):
-            self.lists.clear([slot])
+            self.lists.cut([slot])
 
     def _show(self, slot: int, length: int, covered: int) -> None:
         """So many blocks of a sequence have been chosen from: those before its window are attended there.

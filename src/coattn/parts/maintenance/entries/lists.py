@@ -232,11 +232,7 @@ class EntryLists:
             if self._have and spare < 2 * self.spares * layers * heads and wanted <= self._limit():
                 self._grow(wanted, piece)
 
-    def clear(self, slots: list[int]) -> None:
-        """Forgets every entry of these slots."""
-        self.cut(slots, 0)
-
-    def cut(self, slots: list[int], end: int) -> None:
+    def cut(self, slots: list[int], end: int = 0) -> None:
         """Forgets the entries of these slots from position `end` on; lists are in the order of position."""
         for slot in slots:
             keep = torch.zeros_like(self.stored[:, slot])

@@ -149,7 +149,7 @@ class Recall(Maintenance):
         with the lowest scores; blocks of the window that are full now get empty places, and digests. Used from the next
         step on."""
         cache, picks = self.cache, self.select.picks
-        lists = picks.of(layer) if picks is not None and table.host else None
+        lists = picks.made.get(layer) if picks is not None and table.host else None
         interval = 0 if lists is None else self.recall_interval
         if lists is None:
             lists = Picks(dict(cache.spec.layers), table.memory.batch, cache.gpu.width, self.places).nothing(layer)

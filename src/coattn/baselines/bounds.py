@@ -1,13 +1,14 @@
-"""The ceiling for rules that attend to a budget of tokens: those that matter most, known by looking at all of them."""
+"""The bounds of rules that attend to a budget of tokens: the tokens that matter most, and any tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from coattn.kernels.softcap import softcap
+from coattn.part import check_count
 from coattn.parts.call import AttentionCall
 from coattn.parts.method import Method
 from coattn.parts.select.top_tokens import TopTokens
@@ -28,12 +29,39 @@ class Oracle(TopTokens):
         return scores.masked_fill(absent[:, :, None], -torch.inf).softmax(-1).sum(2)
 
 
-PARTS = (Oracle,)
+@dataclass
+class Random(TopTokens):
+    """Attends to tokens drawn at random, anew for every layer, KV head and step."""
+
+    name = "random"
+    help_text = {**TopTokens.help_text, "seed": "where the draws start"}
+
+    seed: int = 0
+    _draws: torch.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("seed", self.seed, 0)
+        self._draws = torch.Generator().manual_seed(self.seed)
+
+    def scores(self, call: AttentionCall, listed: BlockList) -> Tensor:
+        size = (len(call.q), call.shape.kv_heads, listed.table.shape[-1])
+        return torch.rand(size, generator=self._draws).to(call.q.device)
+
+
+PARTS = (Oracle, Random)
+
 METHODS = (
     Method(
         "oracle",
         cache="gpu",
         select="oracle",
         summary="Lossy, for evaluation. The tokens of largest true weight: the ceiling of a budget.",
+    ),
+    Method(
+        "random",
+        cache="gpu",
+        select="random",
+        summary="Lossy, for evaluation. Tokens drawn at random: the floor of a budget.",
     ),
 )
