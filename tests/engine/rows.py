@@ -31,8 +31,8 @@ def options(name: str) -> dict[str, Any]:
 def shares(name: str) -> bool:
     """Whether requests share what is stored: it is all there, as it was, and is known without a prompt's queries."""
     row = METHODS[name]
-    listens = PARTS["maintenance"][row.maintenance].listens  # type: ignore[attr-defined]
-    return resumes(name) and row.cache not in ("recent", "values") and listens < MOST
+    observed = PARTS["maintenance"][row.maintenance].observed_queries  # type: ignore[attr-defined]
+    return resumes(name) and row.cache not in ("recent", "values") and observed < MOST
 
 
 def resumes(name: str) -> bool:

@@ -121,13 +121,13 @@ launched first) |
         return state, _Near(call.layer, scores, window, mean)
 
     def _attend_scored(self, call: AttentionCall, work: ScoredWork) -> State:
-        found, self._near = self._near, None
-        assert found is not None, "NearWork comes first"
-        assert found.layer == call.layer, "NearWork comes first"
+        near, self._near = self._near, None
+        assert near is not None, "NearWork comes first"
+        assert near.layer == call.layer, "NearWork comes first"
         pool, memory = work.pool, self.cache.dram.memory.listed(call.layer)
-        bound = bound_scores(found.scores, found.near, work.floors, pool, work.seq, whole=pool.packed is None)
+        bound = bound_scores(near.scores, near.near, work.floors, pool, work.seq, whole=pool.packed is None)
         entries = ScoredEntries(
-            work.table, work.tokens, found.scores.scores, bound, found.mean, work.seq, work.sync_fetch, work.fetch
+            work.table, work.tokens, near.scores.scores, bound, near.mean, work.seq, work.sync_fetch, work.fetch
         )
         taken = attend_scored(call.q, memory, entries, pool, call.scale, call.shape.softcap, self._lanes)
         self._taken[call.layer] = taken.far, taken.later, taken.cold

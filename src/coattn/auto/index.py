@@ -153,13 +153,13 @@ class Sketch(BookedIndex):
         size = blocks * cache.block * cache.spec.shape.token_bytes
         layers, at_once = list(cache.spec.layers), max(1, FIT_BYTES // max(1, size))
         for some in (layers[i : i + at_once] for i in range(0, len(layers), at_once)):
-            read, found = {}, []
+            read, spreads = {}, []
             for layer in some:
                 pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
                 read[layer] = keys, _ = [torch.cat(x) for x in zip(*pieces, strict=True)]
-                found.append(spread_of(keys[taken.start * cache.block :: stride], moments.get(layer)))
+                spreads.append(spread_of(keys[taken.start * cache.block :: stride], moments.get(layer)))
             # one call for all of them: most of the time is in small matrices
-            mean, spread, cost = (torch.cat(x) for x in zip(*found, strict=True))
+            mean, spread, cost = (torch.cat(x) for x in zip(*spreads, strict=True))
             made = fit(mean, spread, cost, self.planes(cache.spec.shape))
             for i, layer in enumerate(some):
                 (keys, values), heads = read[layer], cache.spec.shape.kv_heads

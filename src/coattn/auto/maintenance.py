@@ -83,7 +83,7 @@ class SketchMaintenance(Maintenance):
     needs = frozenset({"sketch"})
     provides = frozenset({"fits"})
     resumes = True
-    listens = ALL  # all queries of a prompt count, if less and less: none of it can be shared
+    observed_queries = ALL  # all queries of a prompt count, if less and less: none of it can be shared
     beside = True
     patient = True
     help_text = {
@@ -146,7 +146,7 @@ class SketchMaintenance(Maintenance):
         shapes = list(spec.layers.values())
         if spec.device.type != "cuda":
             return self.pool_dtype == "int8" or all(map(has_form, shapes))
-        why = next((found for found in map(refuses, shapes) if found is not None), None)
+        why = next((reason for reason in map(refuses, shapes) if reason is not None), None)
         if why is not None and self.pool_dtype == "int8":
             raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")
         return why is None
@@ -169,7 +169,7 @@ class SketchMaintenance(Maintenance):
                     moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
                     self.index.fit(slot, blocks, min(first, blocks), moments, last)
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         shape = self.cache.spec.layers[layer]
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
@@ -191,7 +191,7 @@ class SketchMaintenance(Maintenance):
                 bring(pool, host.memory.listed(layer), table.column("host_blocks"), table.seq)
             renew_pool(pool, table.seq)
 
-    def heard_of(self) -> tuple[dict[int, Any], ...]:
+    def prompt_state(self) -> tuple[dict[int, Any], ...]:
         return self._moments, self._last
 
     def abort(self, step: Step, replayed: bool) -> set[int]:

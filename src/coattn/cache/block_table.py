@@ -47,7 +47,7 @@ class BlockTable:
         self._reclaim = reclaim
 
     def set_before_swap(self, before_swap: Callable[[int], None]) -> None:
-        """before_swap: hears of a sequence whose block is about to be replaced by another with the same tokens, and
+        """before_swap: called with a sequence whose block is about to be replaced by another with the same tokens, and
         may be given away. For readers off the steps; set before any sequence has blocks."""
         self._before_swap = before_swap
 

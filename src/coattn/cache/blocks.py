@@ -93,10 +93,10 @@ class BlockMemory:
         """Blocks `[len(ids), kv_heads, 2, block, head_dim]` in the layer's dtype, on its device."""
         shape = self.layers[layer]
         size = (len(ids), shape.kv_heads, 2, self.block, shape.head_dim)
-        found = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        blocks = torch.empty(size, dtype=shape.dtype, device=shape.device)
         with current(shape.device):
-            self.bring(layer, ids, found)
-        return found
+            self.bring(layer, ids, blocks)
+        return blocks
 
     def bring(self, layer: int, ids: list[int], to: Tensor) -> None:
         """The same into the first places of `to`. A GPU copies stretches of blocks as they lie, on its current stream:
@@ -123,8 +123,8 @@ class BlockMemory:
         if self.scales is None or not ids:
             return
         shape, to, own = self.layers[layer], self.scales[layer], torch.tensor(ids, dtype=torch.long)
-        found = scales_of(self[layer] if packed is None else packed, self.block, shape.head_dim)
-        to[upload(own, to.device)] = (found[own] if packed is None else found).to(to.device)
+        scales = scales_of(self[layer] if packed is None else packed, self.block, shape.head_dim)
+        to[upload(own, to.device)] = (scales[own] if packed is None else scales).to(to.device)
 
     def contents(self, ids: Sequence[int]) -> dict[int, Tensor]:
         """By layer: blocks as they are stored, on the host."""

@@ -146,8 +146,8 @@ class PromptKVBuffer:
                 continue
             if layer in page.arriving:
                 torch.cuda.current_stream(shape.device).wait_event(page.arriving[layer])
-            for own, found in zip(out, page.kv[layer], strict=True):
-                own[first - start : last - start].copy_(found[first - begin : last - begin], non_blocking=True)
+            for own, kept in zip(out, page.kv[layer], strict=True):
+                own[first - start : last - start].copy_(kept[first - begin : last - begin], non_blocking=True)
         return out[0], out[1]
 
     def cached(self, blocks: list[BlockGeneration]) -> tuple[int, BufferedPrompt]:

@@ -27,8 +27,8 @@ def attend_near(
     """
     if q.device.type == "cuda":
         return cuda.attend_near(q, blocks, picked, pool, seq, scale, softcap)
-    found = attend(q, blocks, picked, scale, softcap)
-    window = found.merged() if isinstance(found, Split) else found
+    near = attend(q, blocks, picked, scale, softcap)
+    window = near.merged() if isinstance(near, Split) else near
 
     def pools() -> Split:
         out, lse = _attend(q, pool, seq, scale, softcap)
@@ -51,11 +51,11 @@ def _attend(q: Tensor, pool: PoolTensors, seq: Tensor, scale: float, softcap: fl
 def pool_rows(pool: PoolTensors, seq: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values at places `[rows, kv_heads, n]` of the pools of sequences `seq`, like them and `d` behind."""
     assert pool.packed is not None
-    found = torch.zeros(2, *places.shape, pool.packed.d)
+    both = torch.zeros(2, *places.shape, pool.packed.d)
     for row, slot in enumerate(seq.tolist()):
         for head in range(places.shape[1]) if slot < len(pool.clock) - 1 else ():
-            found[0, row, head], found[1, row, head] = pool.packed.rows(slot, head, places[row, head])
-    return found[0], found[1]
+            both[0, row, head], both[1, row, head] = pool.packed.rows(slot, head, places[row, head])
+    return both[0], both[1]
 
 
 def attend_rows(

@@ -64,8 +64,8 @@ def _gather(index: Tensor, blocks: Tensor | PackedBlocks, table: Tensor) -> tupl
     block, position = blocks.block if isinstance(blocks, PackedBlocks) else blocks.shape[3], index.long()
     ids = table.long()[:, None].expand(-1, index.shape[1], -1).gather(2, position // block)
     heads = torch.arange(index.shape[1], device=index.device)[None, :, None]
-    found = read_entries(blocks, ids, heads, position % block)
-    return found[..., 0, :], found[..., 1, :]
+    entries = read_entries(blocks, ids, heads, position % block)
+    return entries[..., 0, :], entries[..., 1, :]
 
 
 def _front(marks: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,6 @@ def rows(blocks: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         from coattn.kernels.triton.read_keys import listed_rows
 
         return listed_rows(blocks, ids, tokens)
-    found = blocks.permute(2, 1, 0, 3, 4)[:, :, ids].flatten(2, 3)
-    k, v = found[:, :, :tokens].transpose(1, 2)
+    both = blocks.permute(2, 1, 0, 3, 4)[:, :, ids].flatten(2, 3)
+    k, v = both[:, :, :tokens].transpose(1, 2)
     return k, v

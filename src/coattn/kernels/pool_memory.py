@@ -146,27 +146,27 @@ class PoolTensors:
 
     def hot(self, seq: Tensor, n: int) -> Tensor:
         """`[rows, kv_heads, n]`: tokens of the pools of sequences `seq` that a step attends to without being asked."""
-        found = self.place_of[seq.long(), :, :n]
-        return (found >= 0) & (found < COLD)
+        place = self.place_of[seq.long(), :, :n]
+        return (place >= 0) & (place < COLD)
 
     def touch(self, seq: Tensor, wanted: Tensor) -> None:
         """Tokens of the pools of sequences `seq` that are wanted, `[rows, kv_heads, n]` bool, get young, and are cold
         no more."""
         slots, places, n = seq.long(), self.age.shape[-1], wanted.shape[-1]
-        found = self.place_of[slots, :, :n].long()
-        place = torch.where(found >= COLD, found - COLD, found)
+        old = self.place_of[slots, :, :n].long()
+        place = torch.where(old >= COLD, old - COLD, old)
         young = torch.zeros(*place.shape[:2], places + 1, dtype=torch.bool, device=place.device)
         young.scatter_(2, torch.where(wanted & (place >= 0), place, places), True)
         clock = self.clock[slots][..., None].expand(-1, -1, places)
         self.age[slots] = torch.where(young[..., :-1], clock, self.age[slots])
         if self.packed is not None:
-            self.place_of[slots, :, :n] = torch.where(wanted, place, found).to(torch.int16)
+            self.place_of[slots, :, :n] = torch.where(wanted, place, old).to(torch.int16)
 
     def off(self, seq: Tensor) -> Tensor:
         """`[rows, q_heads]`: how much more the pools of sequences `seq` weighed in the last step than was estimated."""
         slots = seq.long()
-        found = self.true_lse[slots].logsumexp(1) - self.est_lse[slots]
-        return torch.where(found.isfinite(), found, 0.0)
+        off = self.true_lse[slots].logsumexp(1) - self.est_lse[slots]
+        return torch.where(off.isfinite(), off, 0.0)
 
     def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
         """Rows `[n, d]` come into places `[n]` int64."""
@@ -213,10 +213,10 @@ class PoolTensors:
     def recency(self, slot: int, n: int) -> Tensor:
         """`[kv_heads, n]` int64: how lately each token was wanted; those outside the pool before all others."""
         heads, held = len(self.token_of[slot]), self.token_of[slot].long()
-        found = torch.arange(n + 1, device=held.device).repeat(heads, 1)
+        order = torch.arange(n + 1, device=held.device).repeat(heads, 1)
         age = self.age[slot].long() + (1 << 31) + n  # all are later than any position
         inside = (held >= 0) & (held < n)
-        return found.scatter_(1, torch.where(inside, held, n), age)[:, :n]
+        return order.scatter_(1, torch.where(inside, held, n), age)[:, :n]
 
     def saved(self, seq: Tensor) -> Callable[[], None]:
         """Puts back what attention changes of the pools of sequences `seq`, as it is now."""

@@ -58,8 +58,8 @@ def look_back(
     near = attend_prompt(q[whole:], k[sinks:], v[sinks:], scale, Mask(True, window, 0, layer.softcap))
     turned = rotate(q[whole:], -turn[:, None], frequencies, rope.interleaved)
     first = attend_prompt(turned, k[:sinks], v[:sinks], scale, Mask(False, softcap=layer.softcap))
-    found = merge_rows([near, first], torch.float32)
+    state = merge_rows([near, first], torch.float32)
     if not whole:
-        return found
+        return state
     own = attend_prompt(q[:whole], k[: old + whole], v[: old + whole], scale, mask)
-    return AttnState(torch.cat([own.out, found.out]), torch.cat([own.lse, found.lse]))
+    return AttnState(torch.cat([own.out, state.out]), torch.cat([own.lse, state.lse]))

@@ -15,11 +15,11 @@ def read_keys(host: Tensor, ids: Tensor, shape: LayerShape, block: int) -> Tenso
     On a GPU a kernel reads them where they lie; in 8 bits keys and values are one piece, and both cross.
     """
     if is_packed(host):
-        found = unpack_blocks(host[ids.long()].to(shape.device), block, shape.head_dim, shape.dtype)[:, :, 0]
+        keys = unpack_blocks(host[ids.long()].to(shape.device), block, shape.head_dim, shape.dtype)[:, :, 0]
     elif shape.device.type == "cuda":
         from coattn.kernels.triton.read_keys import read_keys as kernel
 
         return kernel(host, ids.to(shape.device))
     else:
-        found = torch.stack([host[i, :, 0] for i in ids.tolist()]) if len(ids) else host[:0, :, 0]
-    return found.transpose(0, 1).flatten(1, 2)
+        keys = torch.stack([host[i, :, 0] for i in ids.tolist()]) if len(ids) else host[:0, :, 0]
+    return keys.transpose(0, 1).flatten(1, 2)

@@ -20,5 +20,5 @@ def recall(gpu: Tensor, host: Tensor | PackedBlocks, to: Tensor, source: Tensor)
     block, d = gpu.shape[3:]
     blocks = as_blocks(host, block, d)
     memory = blocks if isinstance(blocks, Tensor) else blocks.memory
-    found = memory[wanted.to(memory.device), heads.to(memory.device)].to(gpu.device)
-    gpu[ids, heads] = found if isinstance(blocks, Tensor) else unpack_blocks(found, block, d, gpu.dtype)
+    read = memory[wanted.to(memory.device), heads.to(memory.device)].to(gpu.device)
+    gpu[ids, heads] = read if isinstance(blocks, Tensor) else unpack_blocks(read, block, d, gpu.dtype)

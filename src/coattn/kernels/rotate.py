@@ -19,5 +19,5 @@ def rotate(x: Tensor, by: Tensor, frequencies: Tensor, interleaved: bool) -> Ten
     turned, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
     one, other = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :pairs], turned[..., pairs:])
     both = (one * cos - other * sin, other * cos + one * sin)
-    found = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
-    return torch.cat([found.to(x.dtype), rest], -1)
+    rotated = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    return torch.cat([rotated.to(x.dtype), rest], -1)

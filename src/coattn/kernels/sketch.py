@@ -33,11 +33,11 @@ def score_sketch(
     off = pool.off(seq)  # before the pools are attended again
 
     def score() -> Scores:
-        found = _score(q, keys, scale, softcap, pool)._replace(off=off)
-        scores, n = found.scores, table.shape[1] * kept.shape[2]
+        scored = _score(q, keys, scale, softcap, pool)._replace(off=off)
+        scores, n = scored.scores, table.shape[1] * kept.shape[2]
         assert isinstance(scores, Tensor)
         above = pool.bound_margin[seq.long()]
-        base = found.guess + torch.where(above.isfinite(), above, 0.0)
+        base = scored.guess + torch.where(above.isfinite(), above, 0.0)
         highest = ((scores - base.view(*scores.shape[:3], 1)) * LOG2E).amax(2)
         hot = pool.hot(seq, n)
         pool.last_margin[seq.long(), :, :n] = (
@@ -46,7 +46,7 @@ def score_sketch(
         past = torch.arange(n, device=q.device) >= tokens[:, None]
         wanted = (highest >= -TOUCH * LOG2E) & above.isfinite().all(-1)[:, None, None] & ~past[:, None]
         pool.touch(seq, wanted)
-        return found._replace(scores=scores.masked_fill(hot[:, :, None], -torch.inf))
+        return scored._replace(scores=scores.masked_fill(hot[:, :, None], -torch.inf))
 
     return score
 
@@ -60,34 +60,34 @@ def _score(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool:
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
     worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
-    found = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]
-    found = capped(found * scale, softcap)
-    past = (torch.arange(found.shape[-1], device=q.device) >= tokens[:, None])[:, None]
-    found = found.masked_fill(past[:, :, None], -torch.inf)
-    held = pool.hot(seq, found.shape[-1])
+    scores = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]
+    scores = capped(scores * scale, softcap)
+    past = (torch.arange(scores.shape[-1], device=q.device) >= tokens[:, None])[:, None]
+    scores = scores.masked_fill(past[:, :, None], -torch.inf)
+    held = pool.hot(seq, scores.shape[-1])
     lse, inside = (
-        found.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
+        scores.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
     )
     about = guess(worth * scale, base * scale, softcap).view(rows, q_heads)
-    return Scores(found, lse, inside, about, torch.zeros_like(about))
+    return Scores(scores, lse, inside, about, torch.zeros_like(about))
 
 
-def bound_scores(found: Scores, near: Tensor, floors: Tensor, pool: PoolTensors, seq: Tensor, whole: bool) -> Tensor:
+def bound_scores(scores: Scores, near: Tensor, floors: Tensor, pool: PoolTensors, seq: Tensor, whole: bool) -> Tensor:
     """The scores that an entry must reach to weigh as much as a floor: `[rows, q_heads]`.
 
     near: lse `[rows, n, q_heads]` of pieces of what lies in GPU memory, whole or without the pool. Without, the
     sketch's estimate stands for it, by as much more or less as the last one of sequences `seq` was off: so nobody waits
-    for attention over the pool. floors: `[rows]`, their logarithms. How far bounds are above `found.guess` is noted.
+    for attention over the pool. floors: `[rows]`, their logarithms. How far bounds are above `scores.guess` is noted.
     """
     if nvrtc.available(near.device):
-        return cuda_bound.bound_scores(found, near, floors, pool, seq, whole)
-    slots, parts = seq.long(), [found.lse, near]
+        return cuda_bound.bound_scores(scores, near, floors, pool, seq, whole)
+    slots, parts = seq.long(), [scores.lse, near]
     if not whole:
-        inside = found.inside.logsumexp(1)
-        parts.append((inside + found.off)[:, None])
+        inside = scores.inside.logsumexp(1)
+        parts.append((inside + scores.off)[:, None])
         pool.est_lse[slots] = inside
     bound = torch.cat(parts, 1).logsumexp(1) + floors[:, None]
-    pool.bound_margin[slots] = bound - found.guess
+    pool.bound_margin[slots] = bound - scores.guess
     return bound
 
 

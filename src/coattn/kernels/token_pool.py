@@ -26,8 +26,8 @@ def bring(pool: PoolTensors, memory: Tensor | PackedBlocks, table: Tensor, seq: 
         for head in range(pool.clock.shape[1]):
             coming, places = (x[slot, head] for x in (pool.incoming, pool.free_places))
             tokens, to = (x[coming >= 0].long() for x in (coming, places))
-            found = read_entries(memory, table[row, tokens // block].long(), torch.tensor(head), tokens % block)
-            pool.put(slot, head, to, *found.to(pool.gpu.dtype).unbind(1))
+            rows = read_entries(memory, table[row, tokens // block].long(), torch.tensor(head), tokens % block)
+            pool.put(slot, head, to, *rows.to(pool.gpu.dtype).unbind(1))
 
 
 @Operation

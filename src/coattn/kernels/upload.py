@@ -10,7 +10,7 @@ from torch import Tensor
 
 def upload(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     """int64 `[n]`, or a tensor as it is. To a GPU from pinned memory: another copy waits for all that runs there."""
-    found = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.int64)
-    if device.type != "cuda" or found.device.type != "cpu":
-        return found.to(device)
-    return found.pin_memory().to(device, non_blocking=True)
+    given = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.int64)
+    if device.type != "cuda" or given.device.type != "cpu":
+        return given.to(device)
+    return given.pin_memory().to(device, non_blocking=True)

@@ -88,10 +88,10 @@ class Registry:
 
 
 def _listed(module: Any, name: str) -> tuple[Any, ...]:
-    found = getattr(module, name, ())
-    if not isinstance(found, tuple | list):
-        raise ValueError(f"{name} is {found!r}, but must be a tuple: {name} = (...,)")
-    return tuple(found)
+    listed = getattr(module, name, ())
+    if not isinstance(listed, tuple | list):
+        raise ValueError(f"{name} is {listed!r}, but must be a tuple: {name} = (...,)")
+    return tuple(listed)
 
 
 def check_part(part: Any) -> None:
@@ -135,7 +135,7 @@ class Registered(UserDict[str, V]):
         return self._table(registry())
 
 
-PARTS: Registered[dict[str, type[Part]]] = Registered(lambda found: found.parts)
+PARTS: Registered[dict[str, type[Part]]] = Registered(lambda known: known.parts)
 """Axis -> name -> part."""
-METHODS: Registered[Method] = Registered(lambda found: found.methods)
+METHODS: Registered[Method] = Registered(lambda known: known.methods)
 """Name -> row."""

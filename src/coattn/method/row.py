@@ -133,18 +133,18 @@ _GIVE = "Give a part by its name, as module:Class, or as its class."
 
 
 def _find_part(axis: str, given: PartName) -> type[Part] | None:
-    found: Any = given
+    kind: Any = given
     if isinstance(given, str):
         if ":" not in given:
             return PARTS[axis].get(given)
         module, _, name = given.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
+            kind = getattr(importlib.import_module(module), name)
         except Exception as error:
             raise MethodError(f"Part {given!r} cannot be imported: {type(error).__name__}: {error}.", _GIVE) from error
-    if not (isinstance(found, type) and issubclass(found, Part)):
+    if not (isinstance(kind, type) and issubclass(kind, Part)):
         raise MethodError(f"{given!r} is given as {axis}, but is no part.", _GIVE)
-    return found
+    return kind
 
 
 def _mismatches(kinds: list[type[Part]]) -> list[str]:

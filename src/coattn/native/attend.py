@@ -78,10 +78,10 @@ def plan_attend(
     job.out, job.lse = out.data_ptr(), lse.data_ptr()
     job.table, job.table_heads, job.max_blocks = table.data_ptr(), heads, max_blocks
     job.tokens = tokens.data_ptr()
-    found = None
+    shares = None
     if weights:
-        found = torch.empty(*q.shape[:-1], max_blocks * blocks.block, dtype=torch.float32)
-        job.weights, job.max_tokens = found.data_ptr(), found.shape[-1]
+        shares = torch.empty(*q.shape[:-1], max_blocks * blocks.block, dtype=torch.float32)
+        job.weights, job.max_tokens = shares.data_ptr(), shares.shape[-1]
     if owners is not None:
         job.owners = owners.data_ptr()
-    return Call("attend", job, Attended(out, lse, found), (q, table, tokens, owners, blocks))
+    return Call("attend", job, Attended(out, lse, shares), (q, table, tokens, owners, blocks))

@@ -139,13 +139,13 @@ def textbook(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def whole_parameters(composed: Composed, tokens: int) -> dict[str, Any] | None:
     """Parameters under which the row leaves nothing out of sequences of so many tokens; None where a part has none."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for part in composed.build().all():
         own = part.whole(tokens)
         if own is None:
             return None
-        found |= own
-    return {**found, **{name: None for name in NAMES if name in composed.params}}
+        parameters |= own
+    return {**parameters, **{name: None for name in NAMES if name in composed.params}}
 
 
 def check(

@@ -25,14 +25,14 @@ def make_groups(composed: Composed, spec: CacheSpec) -> list[LayerGroup]:
     for i, shape in spec.layers.items():
         where = (shape.stage, str(shape.device))
         kinds.setdefault((shape.sliding_window, shape.kv_heads, shape.head_dim, shape.dtype, *where), []).append(i)
-    found = []
+    groups = []
     # windows first: their need is fixed, the method takes what is left
     for (window, *_), members in sorted(kinds.items(), key=lambda item: item[0][0] is None):
         row = composed if window is None else compose(SLIDING, recent=window)
         own = {i: spec.layers[i] for i in members}
-        found.append(_make(row.build(), replace(spec, layers=own, ledger=spec.ledger.part(own[members[0]].stage))))
-    _require(found, composed, spec)
-    return found
+        groups.append(_make(row.build(), replace(spec, layers=own, ledger=spec.ledger.part(own[members[0]].stage))))
+    _require(groups, composed, spec)
+    return groups
 
 
 def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:

@@ -127,7 +127,7 @@ class LayerGroup:
             self.cache.plan(part)
         for part in running.parts:
             if part.phase is not Phase.DECODE:
-                memories = self.maintenance.heard_of()
+                memories = self.maintenance.prompt_state()
                 running.undo += [_restore(memory, slot) for slot in part.slots for memory in memories]
             self.maintenance.plan(part)
 

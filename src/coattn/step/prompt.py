@@ -35,7 +35,7 @@ class PromptReader:
             if start < end
         ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty_like(q)
-        group.maintenance.hear(layer, q, step, scale)
+        group.maintenance.observe_queries(layer, q, step, scale)
         group.store(layer, k, v, step)
         return out
 
@@ -84,8 +84,8 @@ class PromptReader:
             return None
         if history == 0:
             self.blockwise_prompts[slot, layer] = Prompt(self.blockwise)
-        found = self.blockwise_prompts.get((slot, layer))
-        return found if found is not None and found.length == history else None
+        prompt = self.blockwise_prompts.get((slot, layer))
+        return prompt if prompt is not None and prompt.length == history else None
 
 
 def _attend_history(group: LayerGroup, call: AttentionCall, last: bool) -> AttnState:

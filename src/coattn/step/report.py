@@ -22,26 +22,26 @@ class Reports:
 
     def report(self, step: Step) -> dict[str, Any]:
         """What all of them and the audits say as one."""
-        found = self.merged(self.reports(step))
+        whole = self.merged(self.reports(step))
         for audit in self.audits():
-            found["audit"] = audit.report()
-        return found
+            whole["audit"] = audit.report()
+        return whole
 
     def merged(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """`reports` of the groups as one; of the method's own layers where they say the same.
 
         Where those lie on several devices, bytes are added up and other numbers are the mean over the layers.
         """
-        found: dict[str, Any] = {}
+        whole: dict[str, Any] = {}
         for window in (True, False):
-            found |= _together(
+            whole |= _together(
                 [
                     (len(group.cache.spec.layers), own)
                     for group, own in zip(self.groups, said, strict=True)
                     if (group.cache.spec.shape.sliding_window is not None) is window
                 ]
             )
-        return found
+        return whole
 
     def audits(self) -> list[Audit]:
         """What is measured of the promises of rules."""
@@ -54,9 +54,9 @@ class Reports:
         """
         layers = sum(len(group.cache.spec.layers) for group in self.groups)
         gpu = host = 0.0
-        for group, found in zip(self.groups, said or self.reports(step), strict=True):
+        for group, report in zip(self.groups, said or self.reports(step), strict=True):
             most = group.select.most()
-            own, other = found["attended_gpu"], found["attended_host"]
+            own, other = report["attended_gpu"], report["attended_host"]
             if most is not None and not other:  # sequences of about the same length, or an estimate
                 own = min(own, most * step.seqs)
             share = len(group.cache.spec.layers) / layers
@@ -84,15 +84,15 @@ class Reports:
         stages = _stages(self.groups)
         if len(stages) == 1:
             return _free(self.groups)
-        found: dict[Tier, int | None] = {}
+        free: dict[Tier, int | None] = {}
         for own in stages:
             for tier, count in _free(own).items():
                 share = _share(self.groups, own, tier)
                 # a count may have been rounded down: a byte more is less than a block
                 fits = None if count is None or not share else int((count + 1) / share)
-                before = found.get(tier)
-                found[tier] = before if fits is None else fits if before is None else min(before, fits)
-        return found
+                before = free.get(tier)
+                free[tier] = before if fits is None else fits if before is None else min(before, fits)
+        return free
 
     def fullest(self, tier: Tier) -> tuple[str, float]:
         """Of several devices, the one with the least room for more of a sequence, and its share of a sequence's bytes.
@@ -132,12 +132,12 @@ def _share(groups: Sequence[LayerGroup], own: Sequence[LayerGroup], tier: Tier) 
 
 
 def _free(groups: Iterable[LayerGroup]) -> dict[Tier, int | None]:
-    found: dict[Tier, int | None] = {}
+    free: dict[Tier, int | None] = {}
     for group in groups:
         for tier, count in group.cache.gpu.free_bytes().items():
-            before = found.get(tier, 0)
-            found[tier] = None if count is None or before is None else before + count
-    return found
+            before = free.get(tier, 0)
+            free[tier] = None if count is None or before is None else before + count
+    return free
 
 
 def _report(group: LayerGroup, step: Step) -> dict[str, Any]:
@@ -149,28 +149,28 @@ def _report(group: LayerGroup, step: Step) -> dict[str, Any]:
         gpu += cache.gpu.entries(slot, tokens) + cache.gpu.pool_entries(slot)
         if cache.host is not None:
             host += (cache.gpu.first(tokens) - cache.gpu.sinks) * cache.block
-    found: dict[str, Any] = {"attended_gpu": gpu, "attended_host": float(host)}
+    report: dict[str, Any] = {"attended_gpu": gpu, "attended_host": float(host)}
     for part in group.all():
-        found |= part.report(step)
+        report |= part.report(step)
     if group.replayed and group.mailbox_bridge is not None:
-        found |= group.mailbox_bridge.report()
-    if "row_entries" in found and host:
-        rows = found["row_entries"]
-        found |= {"kept_mean": rows / host, "attended_host": rows}
-        found["attended_gpu"] += host * found.get("code_share", 0.0)
-    return found
+        report |= group.mailbox_bridge.report()
+    if "row_entries" in report and host:
+        rows = report["row_entries"]
+        report |= {"kept_mean": rows / host, "attended_host": rows}
+        report["attended_gpu"] += host * report.get("code_share", 0.0)
+    return report
 
 
 def _together(parts: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
     """parts: of each group, its layers and what it says."""
     if len(parts) <= 1:
         return parts[0][1] if parts else {}
-    found: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     for name in {name: None for _, said in parts for name in said}:
         told = [(layers, said[name]) for layers, said in parts if name in said]
         add: Callable[..., Any] = sum
         if "bytes" in name:
-            found[name] = add(value for _, value in told)
+            whole[name] = add(value for _, value in told)
         else:
-            found[name] = add(n * value for n, value in told) / add(n for n, _ in told)
-    return found
+            whole[name] = add(n * value for n, value in told) / add(n for n, _ in told)
+    return whole

@@ -251,7 +251,7 @@ class Runtime(Reports):
         group, device = self._by_layer[layer], self.layers[layer].device
         running.ran = True
         if q is not None:
-            group.maintenance.hear(layer, q.to(device), running.step, scale)
+            group.maintenance.observe_queries(layer, q.to(device), running.step, scale)
         group.store(layer, k.to(device), v.to(device), running.step)
 
     def save(self, running: RunningStep) -> None:

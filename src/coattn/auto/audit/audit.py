@@ -205,8 +205,8 @@ class Audit:
         if len(ids) and torch.equal(now.long(), ids):  # else another's blocks were read
             self._take(chosen, finding)
 
-    def _take(self, chosen: Chosen, found: Finding) -> None:
-        error, missed, estimated = float(found.error[0]), float(found.missed[0]), float(found.estimated[0])
+    def _take(self, chosen: Chosen, finding: Finding) -> None:
+        error, missed, estimated = float(finding.error[0]), float(finding.missed[0]), float(finding.estimated[0])
         for tally in (self.tally, self.of(chosen.slot)):
             tally.add(error, missed, estimated)
         self.control.add(chosen.slot, error, chosen.floor)

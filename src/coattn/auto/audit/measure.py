@@ -80,8 +80,8 @@ def host_rows(memory: BlockMemory, layer: int, ids: Tensor, head: int) -> Rows:
     shape, kept = memory.layers[layer], memory[layer]
     each = max(1, PIECE // memory.block)
     for some in torch.split(ids, each):
-        found = kept[some, head]
+        rows = kept[some, head]
         if memory.form != "model":
-            found = unpack_blocks(found, memory.block, shape.head_dim, torch.float32)
-        both = found.transpose(0, 1).reshape(2, -1, 1, shape.head_dim)
+            rows = unpack_blocks(rows, memory.block, shape.head_dim, torch.float32)
+        both = rows.transpose(0, 1).reshape(2, -1, 1, shape.head_dim)
         yield both[0], both[1]

@@ -60,15 +60,15 @@ def read_labels(path: str) -> HeadLabels:
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise ConfigError(f"{path} does not hold labels of heads of this version.", HOW)
     try:
-        found = HeadLabels(**data)
-        rows = [[head if isinstance(head, bool) else None for head in layer] for layer in found.retrieval]
-        whole = all(None not in row for row in rows) and len(rows) == len(found.marks)
-        whole = whole and all(mark is None or isinstance(mark, int | float) for mark in found.marks)
+        labels = HeadLabels(**data)
+        rows = [[head if isinstance(head, bool) else None for head in layer] for layer in labels.retrieval]
+        whole = all(None not in row for row in rows) and len(rows) == len(labels.marks)
+        whole = whole and all(mark is None or isinstance(mark, int | float) for mark in labels.marks)
     except TypeError:
         whole = False
     if not whole:
         raise ConfigError(f"{path} is damaged: its labels of heads are not one true or false for each.", HOW)
-    return found
+    return labels
 
 
 def retrieval_heads(scores: list[list[float | None]], rho: float) -> list[list[bool]]:

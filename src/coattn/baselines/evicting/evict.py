@@ -85,7 +85,7 @@ class Evict(Maintenance):
 
     # prompts and turns: weights of their queries, chunk by chunk
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self._weigh()  # of the layer before, whose keys are stored now
         own = {slot: q[start:end] for slot, (start, end) in zip(step.slots, step.spans, strict=True) if end > start}
         asking = {slot: (part[-1:] if self.index.last_query else part).clone() for slot, part in own.items()}
@@ -102,14 +102,14 @@ class Evict(Maintenance):
             length = asked.ends[slot]
             ids, rows = self._places(slot, length, layer)
             keys = self.cache.gpu.memory[layer][ids, :, 0, rows].transpose(0, 1)  # [kv_heads, n, d]
-            found, place = torch.zeros(shape.kv_heads, length, device=q.device), torch.arange(length, device=q.device)
+            weights, place = torch.zeros(shape.kv_heads, length, device=q.device), torch.arange(length, device=q.device)
             size = max(1, MAX_SCORES // (length * shape.q_heads // shape.kv_heads))
             for start in range(0, len(q), size):
                 some = q[start : start + size]
                 first = length - len(q) + start
                 hidden = place > place[first : first + len(some), None]
-                found += weights_over(some, keys, asked.scale, shape.softcap, lambda w: w.sum((0, 1)), hidden)
-            self._found[layer, slot] = self.index.gain * found
+                weights += weights_over(some, keys, asked.scale, shape.softcap, lambda w: w.sum((0, 1)), hidden)
+            self._found[layer, slot] = self.index.gain * weights
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
@@ -128,13 +128,13 @@ class Evict(Maintenance):
         ids, rows = self._places(slot, length, layer)
         position = torch.arange(history, history + new, device=ids.device, dtype=torch.float32)
         memory[ids[-new:], :, 1, rows[-new:]] = position[:, None].expand(-1, memory.shape[1])
-        found = self._found.get((layer, slot))
-        if found is None:
+        weights = self._found.get((layer, slot))
+        if weights is None:
             memory[ids[-new:], :, 0, rows[-new:]] = UNWEIGHED * position[:, None].expand(-1, memory.shape[1])
             return
         old = memory[ids, :, 0, rows]
         old[-new:] = 0.0
-        memory[ids, :, 0, rows] = self.index.keep * old + found.T
+        memory[ids, :, 0, rows] = self.index.keep * old + weights.T
 
     # what stays
 
@@ -221,8 +221,8 @@ class Evict(Maintenance):
     def _entries(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         """Weights and positions `[kv_heads, n]` of what a sequence has stored."""
         ids, rows = self._places(slot, self.gpu.count(slot), layer)
-        found = self.index.memory[layer][ids, :, :, rows]  # [n, kv_heads, 2]
-        return found[..., 0].T, found[..., 1].T
+        entries = self.index.memory[layer][ids, :, :, rows]  # [n, kv_heads, 2]
+        return entries[..., 0].T, entries[..., 1].T
 
     def _places(self, slot: int, entries: int, layer: int) -> tuple[Tensor, Tensor]:
         """Block and row of a sequence's first entries, on the layer's device."""

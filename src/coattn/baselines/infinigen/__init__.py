@@ -24,5 +24,5 @@ METHODS = (
 )
 NEEDS = {
     "partial_keys": "an index of partial keys",
-    "hears_queries": "maintenance that gives the index the queries of the first prompt",
+    "gives_queries": "maintenance that gives the index the queries of the first prompt",
 }

@@ -34,7 +34,7 @@ class PartialKeys(BookedIndex):
     """
 
     name = "partial_keys"
-    needs = frozenset({"host", "whole_kv", "hears_queries"})
+    needs = frozenset({"host", "whole_kv", "gives_queries"})
     provides = frozenset({"partial_keys"})
     beside = True
     books_what = "A skew of each layer"
@@ -75,13 +75,13 @@ class PartialKeys(BookedIndex):
         for i, s in spec.layers.items():
             self.basis[i] = torch.zeros(s.kv_heads, s.head_dim, self.columns(s), dtype=s.dtype, device=s.device)
         if self.skew is not None:
-            for i, found in load(self.skew, spec.layers).items():
-                self.basis[i].copy_(found.columns(self.columns(spec.shape)))
+            for i, skew in load(self.skew, spec.layers).items():
+                self.basis[i].copy_(skew.columns(self.columns(spec.shape)))
                 self.ready.add(i)
         # another process would make another skew of its first prompt
         self.resumes = self.skew is not None  # type: ignore[misc]
 
-    def hear(self, layer: int, q: Tensor) -> None:
+    def make_skew(self, layer: int, q: Tensor) -> None:
         """Makes a skew that is not there yet, of the packed queries (or keys) `[tokens, heads, d]` of a prompt."""
         if layer in self.ready:
             return
@@ -98,7 +98,7 @@ class PartialKeys(BookedIndex):
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         kept, basis = self.memory[layer], self.basis[layer]
         for part in filled:
-            self.hear(layer, part.k)  # only where nobody knows the queries
+            self.make_skew(layer, part.k)  # only where nobody knows the queries
             made = torch.einsum("thd,hdc->htc", part.k, basis)
             ids = torch.tensor(part.ids, device=kept.device)
             kept[ids] = made.view(len(made), len(ids), self.cache.block, -1).transpose(0, 1)
@@ -129,9 +129,9 @@ class PartialKeys(BookedIndex):
         shape = self.cache.spec.layers[layer]
         asked = torch.einsum("shgd,hdc->shgc", q.view(len(q), shape.kv_heads, -1, q.shape[-1]), self.basis[layer])
         keys = partial.transpose(1, 2).flatten(2, 3).float()
-        found = softcap(torch.einsum("shgc,shnc->shgn", asked.float(), keys) * scale, shape.softcap)
-        past = torch.arange(found.shape[-1], device=found.device) >= tokens
-        return found.masked_fill(past[:, None, None], -torch.inf)
+        scores = softcap(torch.einsum("shgc,shnc->shgn", asked.float(), keys) * scale, shape.softcap)
+        past = torch.arange(scores.shape[-1], device=scores.device) >= tokens
+        return scores.masked_fill(past[:, None, None], -torch.inf)
 
     def release(self) -> None:
         super().release()
@@ -145,10 +145,10 @@ class FirstQueries(Maintenance):
 
     name = "first_queries"
     needs = frozenset({"partial_keys"})
-    provides = frozenset({"hears_queries"})
+    provides = frozenset({"gives_queries"})
     resumes = True
 
     index: PartialKeys = field(init=False, repr=False)
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
-        self.index.hear(layer, q)
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        self.index.make_skew(layer, q)

@@ -73,8 +73,8 @@ class AlphaBelowMax(HostTokens):
         wanted = mean.long().clamp(max=self.budget)
         if self.share < 1:
             wanted = wanted.minimum((length * self.share).long())
-        found = best.topk(min(self.budget, best.shape[-1]), dim=-1)
-        rank = torch.arange(found.indices.shape[-1], device=best.device)
-        taken = (rank < wanted[:, None, None]) & (found.indices < width) & (found.values > -torch.inf)
+        top_tokens = best.topk(min(self.budget, best.shape[-1]), dim=-1)
+        rank = torch.arange(top_tokens.indices.shape[-1], device=best.device)
+        taken = (rank < wanted[:, None, None]) & (top_tokens.indices < width) & (top_tokens.values > -torch.inf)
         order = (~taken).to(torch.uint8).argsort(dim=-1, stable=True)
-        return found.indices.gather(-1, order).clamp(max=width - 1), taken.sum(-1)
+        return top_tokens.indices.gather(-1, order).clamp(max=width - 1), taken.sum(-1)

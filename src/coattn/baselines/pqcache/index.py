@@ -97,8 +97,8 @@ class PromptCodes(BookedIndex):
         if table is not None and len(kept):  # else no block can be full
             to = table.column("flush_to")
             keys = self.cache.gpu.memory[layer][table.write_block.long(), :, 0]
-            found = nearest(self._pieces(keys), self.books[layer][table.seq.long()])
-            kept[to.long().where(to >= 0, len(kept) - 1)] = found.transpose(-1, -2).to(torch.uint8)
+            codes = nearest(self._pieces(keys), self.books[layer][table.seq.long()])
+            kept[to.long().where(to >= 0, len(kept) - 1)] = codes.transpose(-1, -2).to(torch.uint8)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, width: int) -> Tensor:
         """q `[rows, q_heads, d]` against the first `width` tokens that a decode step may attend to in DRAM.
@@ -125,9 +125,9 @@ class PromptCodes(BookedIndex):
     def _store(self, layer: int, slot: int, ids: list[int], pieces: Tensor) -> None:
         """Codes of whole blocks, of pieces `[kv_heads, pieces, tokens, width]`."""
         kept = self.memory[layer]
-        found = nearest(pieces, self.books[layer][slot]).to(torch.uint8)
-        found = found.view(*found.shape[:2], len(ids), self.cache.block).permute(2, 0, 3, 1)
-        kept[torch.tensor(ids, device=kept.device)] = found
+        codes = nearest(pieces, self.books[layer][slot]).to(torch.uint8)
+        codes = codes.view(*codes.shape[:2], len(ids), self.cache.block).permute(2, 0, 3, 1)
+        kept[torch.tensor(ids, device=kept.device)] = codes
 
 
 @dataclass

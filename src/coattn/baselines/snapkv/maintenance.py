@@ -17,7 +17,7 @@ from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 
 
-class Heard(NamedTuple):
+class Observed(NamedTuple):
     """The last queries `[queries, q_heads, head_dim]` of what was read, and the tokens of the sequence with them."""
 
     q: Tensor
@@ -27,7 +27,7 @@ class Heard(NamedTuple):
 
 @dataclass
 class LastQueries(Maintenance):
-    """Hears the last queries of a prompt or turn; before the next decode step, lists what the rule keeps by them.
+    """Observes the last queries of a prompt or turn; before the next decode step, lists what the rule keeps by them.
 
     Nothing moves: a position that is not kept stays stored, and the next turn may choose it.
     """
@@ -47,13 +47,13 @@ class LastQueries(Maintenance):
     """`[slots + 1]` int32: positions of each sequence that are left out, as many for every layer and KV head."""
     _read: dict[int, tuple[int, int]] = field(init=False, repr=False, default_factory=dict)
     """By sequence from which something is left out: tokens when that was chosen, and how many are left out."""
-    _heard: dict[int, dict[int, Heard]] = field(init=False, repr=False, default_factory=dict)
+    _observed: dict[int, dict[int, Observed]] = field(init=False, repr=False, default_factory=dict)
     """By sequence and layer, until a decode step follows."""
 
     def open(self, cache: KVCache, index: Index, select: Select) -> None:
         super().open(cache, index, select)
         spec = cache.spec
-        self.listens = self.select.window
+        self.observed_queries = self.select.window
         self.gone = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
         # a captured step reads them where they are; others get room when a prompt is longer than the budget
         self._make(min(self.select.older, spec.tokens or 0) if spec.fixed else 0)
@@ -68,28 +68,28 @@ class LastQueries(Maintenance):
         for slot, history in zip(step.slots, step.history, strict=True):
             if not history:
                 self._forget(slot)
-            elif step.phase is Phase.DECODE and slot in self._heard:
-                self._choose(slot, history, self._heard.pop(slot))
+            elif step.phase is Phase.DECODE and slot in self._observed:
+                self._choose(slot, history, self._observed.pop(slot))
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         for slot, history, (start, end) in zip(step.slots, step.history, step.spans, strict=True):
             if start == end:
                 continue
-            own, heard = q[max(start, end - self.select.window) : end], self._heard.setdefault(slot, {})
-            before = heard.get(layer)
+            own, observed = q[max(start, end - self.select.window) : end], self._observed.setdefault(slot, {})
+            before = observed.get(layer)
             if before is not None and before.end == history:  # a later chunk of the same prompt
                 own = torch.cat([before.q, own])[-self.select.window :]
-            heard[layer] = Heard(own.clone(), history + end - start, scale)
+            observed[layer] = Observed(own.clone(), history + end - start, scale)
 
-    def heard_of(self) -> tuple[dict[int, Any], ...]:
-        return (self._heard,)
+    def prompt_state(self) -> tuple[dict[int, Any], ...]:
+        return (self._observed,)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         """Where tokens of the prompt itself are taken back, everything that is left is attended until the next turn."""
         if slot in self._read and keep < self._read[slot][0]:
             self._forget(slot)
-        if any(each.end > keep for each in self._heard.get(slot, {}).values()):
-            del self._heard[slot]
+        if any(each.end > keep for each in self._observed.get(slot, {}).values()):
+            del self._observed[slot]
 
     def places(self, layer: int, seq: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Positions that sequences `[n]` attend to in a layer, in order, and how many each leaves out, `[n]`.
@@ -108,7 +108,7 @@ class LastQueries(Maintenance):
 
     def release(self) -> None:
         self.kept.clear()
-        self._heard.clear()
+        self._observed.clear()
 
     def _forget(self, slot: int) -> None:
         """Nothing of a sequence is left out."""
@@ -117,9 +117,9 @@ class LastQueries(Maintenance):
             for rows in self.kept.values():
                 rows[slot] = torch.arange(rows.shape[-1], dtype=torch.int32, device=rows.device)
 
-    def _choose(self, slot: int, length: int, heard: dict[int, Heard]) -> None:
+    def _choose(self, slot: int, length: int, observed: dict[int, Observed]) -> None:
         """Of the first `length` tokens, all that a sequence has stored, the rule keeps its budget."""
-        if any(layer not in heard or heard[layer].end != length for layer in self.cache.spec.layers):
+        if any(layer not in observed or observed[layer].end != length for layer in self.cache.spec.layers):
             return  # nobody knows the queries
         if length <= self.select.budget:
             self._forget(slot)
@@ -128,10 +128,10 @@ class LastQueries(Maintenance):
         if self.kept[next(iter(self.kept))].shape[-1] < older:
             self._make(older)
         for layer, shape in self.cache.spec.layers.items():
-            q, keys = heard[layer].q, stored_keys(self.cache, layer, slot, length)
+            q, keys = observed[layer].q, stored_keys(self.cache, layer, slot, length)
             position = torch.arange(length, device=q.device)
             hidden = position > position[length - len(q) :, None]
-            scores = weights_over(q, keys, heard[layer].scale, shape.softcap, self.select.scores, hidden)
+            scores = weights_over(q, keys, observed[layer].scale, shape.softcap, self.select.scores, hidden)
             self.kept[layer][slot] = scores.topk(older).indices.sort().values.int()
         self._read[slot] = length, length - self.select.budget
         self.gone[slot] = length - self.select.budget

@@ -22,7 +22,7 @@ class AllBlocks(Layout):
     """A block lies wherever there is a free one."""
 
     def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None) -> None:
-        """side: what an index keeps of every block; only then it hears which blocks are full."""
+        """side: what an index keeps of every block; only then it is told which blocks are full."""
         super().__init__(block, spec)
         self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, "Keeping every token", side=side)
         self.table: BlockTable = BlockTable(self.memory)

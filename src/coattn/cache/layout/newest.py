@@ -262,10 +262,10 @@ class NewestBlocks(BlockRing):
 
     def bytes_for(self, tokens: int) -> dict[Tier, int]:
         blocks, side = tokens // self.block, self.host.memory.side_bytes
-        found: dict[Tier, int] = {"host": int(blocks * self.host.unit)}
-        return found | {"gpu": blocks * side} if side else found
+        needed: dict[Tier, int] = {"host": int(blocks * self.host.unit)}
+        return needed | {"gpu": blocks * side} if side else needed
 
     def free_bytes(self) -> dict[Tier, int | None]:
         free, side = self.table.free(), self.host.memory.side_bytes
-        found: dict[Tier, int | None] = {"host": None if free is None else int(free * self.host.unit)}
-        return found | {"gpu": None if free is None else free * side} if side else found
+        left: dict[Tier, int | None] = {"host": None if free is None else int(free * self.host.unit)}
+        return left | {"gpu": None if free is None else free * side} if side else left

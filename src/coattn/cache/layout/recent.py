@@ -157,28 +157,28 @@ class RecentTokens(Layout):
     # a sequence outside its slot
 
     def take(self, slot: int, tokens: int, averages: Averages) -> Snapshot:
-        found, stored = {"count": torch.tensor([self._count[slot]])}, self.stored(slot)
+        tensors, stored = {"count": torch.tensor([self._count[slot]])}, self.stored(slot)
         for layer, shape in self.spec.layers.items():
             k, v = read_rows(self.memory[layer], *self.places_on(shape.device, slot, stored))
             k = self._turned.read(layer, slot, k)
-            found |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
-        return Snapshot(tensors=found)
+            tensors |= {f"recent_k.{layer}": k.cpu(), f"recent_v.{layer}": v.cpu()}
+        return Snapshot(tensors=tensors)
 
     def put(self, slot: int, tokens: int, snapshot: Snapshot, averages: Averages) -> int:
-        found = snapshot.tensors
-        self._count[slot] = int(found["count"])
+        tensors = snapshot.tensors
+        self._count[slot] = int(tensors["count"])
         stored = self.stored(slot)
         for layer, shape in self.spec.layers.items():
-            k, v = (found[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
+            k, v = (tensors[f"recent_{name}.{layer}"].to(shape.device) for name in "kv")
             write_rows.reference(self.memory[layer], *self.places_on(shape.device, slot, stored), k, v)
             self._turned.keep(layer, slot, torch.arange(len(k)), k)
-        return sum(x.nbytes for x in found.values())
+        return sum(x.nbytes for x in tensors.values())
 
     def shapes(self, tokens: int, entries: int, averages: Averages) -> tuple[int, dict[str, list[int]]]:
-        found, count = {"count": [1]}, min(entries, self.size)
+        wanted, count = {"count": [1]}, min(entries, self.size)
         for layer, s in self.spec.layers.items():
-            found |= {f"recent_{name}.{layer}": [count, s.kv_heads, s.head_dim] for name in "kv"}
-        return 0, found
+            wanted |= {f"recent_{name}.{layer}": [count, s.kv_heads, s.head_dim] for name in "kv"}
+        return 0, wanted
 
     def snapshot_goes_back(self, snapshot: Snapshot) -> bool:
         """Not where its ring has overwritten what its last tokens came after."""

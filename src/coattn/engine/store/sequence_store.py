@@ -257,7 +257,7 @@ class SequenceStore:
         request that has lost its slot reads again what maintenance has to see, or nothing."""
         if not own:
             return 2
-        tail = max(group.maintenance.listens for group in self.runtime.groups)
+        tail = max(group.maintenance.observed_queries for group in self.runtime.groups)
         return (max(2, tail) if tail else 1) if request.output else self.sharing.tail
 
     def _park(self, request: Request) -> None:

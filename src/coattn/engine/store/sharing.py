@@ -41,7 +41,7 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     if runtime.prompts.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
-        if group.maintenance.listens >= MOST:
+        if group.maintenance.observed_queries >= MOST:
             return f"maintenance {group.maintenance.name!r}: it goes by all queries of a prompt"
         reason = group.cache.gpu.unshared
         if reason is not None:
@@ -75,7 +75,7 @@ class PrefixSharing:
         """Whether a block is in one sequence at a time, since an index keeps something of it by the sequence."""
         self.block = runtime.groups[-1].cache.block
         # a rule that looks at a prompt's last queries must see them; a single token would be a decode step's
-        self.tail = 1 if self.exact else max(2, *(group.maintenance.listens for group in runtime.groups))
+        self.tail = 1 if self.exact else max(2, *(group.maintenance.observed_queries for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
 
     def root(self, salt: bytes) -> bytes:

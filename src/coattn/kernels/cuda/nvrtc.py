@@ -68,10 +68,10 @@ def compile_cubin(source: str, defines: dict[str, Any], arch: str) -> bytes:
     if nvrtc is None:
         raise RuntimeError("there is no libnvrtc")
     program = ctypes.c_void_p()
-    found = sorted(FOLDER.glob("*.cuh"))
-    texts = (ctypes.c_char_p * len(found))(*(path.read_bytes() for path in found))
-    names = (ctypes.c_char_p * len(found))(*(path.name.encode() for path in found))
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", len(found), texts, names))
+    headers = sorted(FOLDER.glob("*.cuh"))
+    texts = (ctypes.c_char_p * len(headers))(*(path.read_bytes() for path in headers))
+    names = (ctypes.c_char_p * len(headers))(*(path.name.encode() for path in headers))
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", len(headers), texts, names))
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), given)

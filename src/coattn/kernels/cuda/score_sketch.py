@@ -101,9 +101,9 @@ def weigh(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: 
     return Scores(scan, guess[:, None], guess[:, None], guess, off)
 
 
-def score(found: Scores, pool: PoolTensors) -> Scores:
+def score(weighed: Scores, pool: PoolTensors) -> Scores:
     """What `weigh` found, with scores of all tokens; what lies past a row's tokens is not written."""
-    scan = found.scores
+    scan = weighed.scores
     assert isinstance(scan, Scan)
     rows, kv_heads, group, n = scan.shape
     kept, chunks, warps = scan.kept, -(-n // scan.chunk), min(WARPS, kv_heads)
@@ -116,7 +116,7 @@ def score(found: Scores, pool: PoolTensors) -> Scores:
         chunks, pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)),
         Int64(scan.table.stride(0)),
     )  # fmt: skip
-    return Scores(replace(scan, lse=lse), lse, inside, found.guess, found.off)
+    return Scores(replace(scan, lse=lse), lse, inside, weighed.guess, weighed.off)
 
 
 def choose_scored(work: ScoredEntries, pool: PoolTensors, chosen: Chosen, tail: Tensor) -> None:

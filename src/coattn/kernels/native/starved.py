@@ -29,15 +29,15 @@ def starved(seconds: float) -> bool:
 
 def _threads() -> dict[str, tuple[bool, int]]:
     """By thread: whether it is running or ready to, and for how many nanoseconds it has run."""
-    found = {}
+    threads = {}
     try:
         for task in TASKS.iterdir():
             try:
                 # the name may hold spaces and brackets; the state follows the last one
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-                found[task.name] = state == "R", int((task / "schedstat").read_text().split()[0])
+                threads[task.name] = state == "R", int((task / "schedstat").read_text().split()[0])
             except (OSError, ValueError, IndexError):
                 continue  # it has ended meanwhile
     except OSError:
         return {}
-    return found
+    return threads

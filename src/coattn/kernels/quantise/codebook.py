@@ -55,8 +55,8 @@ class Codebook:
         if self.basis is not None:
             keys = self.basis.keys(keys)
         pieces = keys.reshape(*keys.shape[:-1], self.groups, -1)
-        found = self._nearest(pieces.reshape(-1, pieces.shape[-1]))
-        return found.view(pieces.shape[:-1]).to(torch.int16)
+        codes = self._nearest(pieces.reshape(-1, pieces.shape[-1]))
+        return codes.view(pieces.shape[:-1]).to(torch.int16)
 
     def decode(self, codes: Tensor) -> Tensor:
         """codes `[..., groups]`, with a basis `[..., kv_heads, groups]` -> keys `[..., d]` in the centroids' dtype."""

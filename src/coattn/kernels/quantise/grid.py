@@ -57,7 +57,7 @@ class Grid:
         near = torch.maximum(low[..., None] - points.T[:, None], points.T[:, None] - high[..., None])
         far = torch.maximum((points.T[:, None] - low[..., None]).abs(), (high[..., None] - points.T[:, None]).abs())
         near, far = near.clamp_min(0).square(), far.square()
-        counts, found = [], []
+        counts, candidates = [], []
         size = max(1, PIECE // count)
         for first in range(0, along**width, size):
             cell = torch.arange(first, min(first + size, along**width), device=points.device)
@@ -66,7 +66,7 @@ class Grid:
             most = torch.stack([far[axis, place] for axis, place in enumerate(places)]).sum(0)
             fits = least <= most.amin(1, keepdim=True) * (1 + SLACK)
             counts.append(fits.sum(1))
-            found.append(fits.nonzero()[:, 1].short())
+            candidates.append(fits.nonzero()[:, 1].short())
         every = torch.arange(count, dtype=torch.int16, device=points.device)
         ends = torch.cat([*counts, torch.tensor([count], device=points.device)]).cumsum(0).int()
-        return Grid(edges, torch.cat([ends.new_zeros(1), ends]), torch.cat([*found, every]))
+        return Grid(edges, torch.cat([ends.new_zeros(1), ends]), torch.cat([*candidates, every]))

@@ -95,8 +95,8 @@ class PackedRows:
 
     def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
         """places `[n]` int64; k, v `[n, d]`."""
-        found = _coded((k.float() - self.middle[slot, head]) / self.spread[slot, head]), _coded(v.float())
-        for i, (codes, scales) in enumerate(found):
+        coded = _coded((k.float() - self.middle[slot, head]) / self.spread[slot, head]), _coded(v.float())
+        for i, (codes, scales) in enumerate(coded):
             self.codes[slot, head, i, places], self.scales[slot, head, i, places] = codes, scales
 
     def rows(self, slot: int, head: int, places: Tensor) -> tuple[Tensor, Tensor]:

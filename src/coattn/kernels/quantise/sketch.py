@@ -85,8 +85,8 @@ def guess(worth: Tensor, rest: Tensor, softcap: float | None) -> Tensor:
     The scores' sum is about a Gaussian's; past a few deviations there are no keys for it.
     """
     spread = worth.square().sum(-1).sqrt() / 2
-    found = rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
-    return found if softcap is None else softcap * torch.tanh(found / softcap)
+    total = rest + worth.sum(-1) / 2 + torch.where(spread < 4, spread.square() / 2, 4 * spread - 8)
+    return total if softcap is None else softcap * torch.tanh(total / softcap)
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def _eigh(x: Tensor) -> tuple[Tensor, Tensor]:
     """`torch.linalg.eigh` of many small matrices, which it takes one after the other: here by threads."""
     parts = x.chunk(min(THREADS, os.cpu_count() or 1))
     with ThreadPoolExecutor(len(parts)) as pool:
-        found = list(pool.map(torch.linalg.eigh, parts))
-    values, vectors = (torch.cat(y) for y in zip(*found, strict=True))
+        solved = list(pool.map(torch.linalg.eigh, parts))
+    values, vectors = (torch.cat(y) for y in zip(*solved, strict=True))
     return values, vectors
 
 

@@ -72,7 +72,7 @@ def read_origin(path: str) -> SkewOrigin:
 
 def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Skew]:
     """The skews of these layers, on their devices. Raises ConfigError for another model's."""
-    origin, found = read_origin(path), {}
+    origin, skews = read_origin(path), {}
     with safe_open(path, "pt") as file:
         for i, shape in layers.items():
             known = i < len(origin.marks) and same_mark(shape.mark, origin.marks[i])
@@ -84,5 +84,5 @@ def load(path: str, layers: Mapping[int, LayerShape]) -> dict[int, Skew]:
                     "Make one for this model with `coattn calibrate infinigen`.",
                 )
             matrix, order = (file.get_tensor(f"{name}.{i}").to(shape.device) for name in ("matrix", "order"))
-            found[i] = Skew(matrix, order)
-    return found
+            skews[i] = Skew(matrix, order)
+    return skews

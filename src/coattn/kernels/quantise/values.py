@@ -35,11 +35,11 @@ class ValueBlocks:
 
     def read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Whole blocks, `[..., kv_heads, block, d]`."""
-        found = self.memory[ids]
+        blocks = self.memory[ids]
         if self.form == "model":
-            return found.to(dtype)
-        flat = unpack_values(found.flatten(0, -3), self.form, self.block, self.d, dtype)
-        return flat.view(*found.shape[:-1], self.block, self.d)
+            return blocks.to(dtype)
+        flat = unpack_values(blocks.flatten(0, -3), self.form, self.block, self.d, dtype)
+        return flat.view(*blocks.shape[:-1], self.block, self.d)
 
 
 def row_bytes(form: str, d: int) -> int:

@@ -41,7 +41,7 @@ class Index(Part):
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory | None:
         """What it keeps of every block, in a memory that the cache makes grow with its own; takes nothing yet.
 
-        None: it does not follow blocks, and `update` hears only of those in DRAM."""
+        None: it does not follow blocks, and `update` gets only those in DRAM."""
         return None
 
     def open(self, cache: KVCache) -> None:
@@ -79,7 +79,7 @@ class NoIndex(Index):
 
 @dataclass
 class BookedIndex(Index):
-    """An index that has `gpu_bytes` of its own beside what it keeps of blocks, which the ledger hears of."""
+    """An index that has `gpu_bytes` of its own beside what it keeps of blocks, which it books in the ledger."""
 
     books_what: ClassVar[str]
     """What the bytes are for, in a refusal."""

@@ -55,21 +55,21 @@ class Digests(Index):
         return self.memory[layer][:, :, :, 0]
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
-        found, gpu = self.of(layer), self.cache.gpu.memory[layer]
+        digests, gpu = self.of(layer), self.cache.gpu.memory[layer]
         for part in filled:
             keys = part.k.view(len(part.ids), self.cache.block, *part.k.shape[1:]).transpose(1, 2)
-            found[upload(part.ids, keys.device)] = digest(keys)
+            digests[upload(part.ids, keys.device)] = digest(keys)
         if table is None:
             return
         block, to = table.write_block.long(), table.flush_to
         if to is None:
             # of every filling block: what is written before a block is full is written again before it is read
-            found[block] = digest(gpu[block][:, :, 0])
+            digests[block] = digest(gpu[block][:, :, 0])
         elif gpu.device.type == "cuda":
-            found[to.long().where(to >= 0, len(found) - 1)] = digest(gpu[block][:, :, 0])
+            digests[to.long().where(to >= 0, len(digests) - 1)] = digest(gpu[block][:, :, 0])
         else:
             full = to >= 0
-            found[to.long()[full]] = digest(gpu[block[full]][:, :, 0])
+            digests[to.long()[full]] = digest(gpu[block[full]][:, :, 0])
 
     def scores(self, layer: int, q: Tensor, rows: Rows, scale: float) -> Scores:
         """q `[rows, q_heads, d]` against the blocks in DRAM that a decode step may pick from."""

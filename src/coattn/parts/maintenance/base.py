@@ -32,7 +32,7 @@ class Maintenance(Part):
     products, which share nothing out anew, more than attention. Those of one token do: there it does not wait."""
     resumes: ClassVar[bool] = False
     """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
-    listens = 0
+    observed_queries = 0
     """Last queries of a prompt that it chooses by: they are computed even where their tokens are stored."""
 
     cache: KVCache = field(init=False, repr=False)
@@ -55,8 +55,8 @@ class Maintenance(Part):
     def plan(self, step: Step) -> None:
         """A step has been planned by the cache and has not run."""
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
-        """Hears the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+        """Gets the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
 
     def after(self, layer: int, table: StepTable) -> None:
         """A layer's attention in a decode step has been launched; on a GPU this runs beside what follows."""
@@ -64,7 +64,7 @@ class Maintenance(Part):
     def commit(self, step: Step) -> None:
         """The step is over."""
 
-    def heard_of(self) -> tuple[dict[int, Any], ...]:
+    def prompt_state(self) -> tuple[dict[int, Any], ...]:
         """By sequence: what it remembers of what is being read. A step that fails leaves it as it was."""
         return ()
 

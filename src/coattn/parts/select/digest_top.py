@@ -141,8 +141,8 @@ class DigestTop(Select):
             picked = sum(min(n, self.budget) for n in step.lengths)
             return {"attended_gpu": dense * sum(step.lengths) + (1 - dense) * picked}
         # what was picked is of the last step that had anything to pick
-        found = self.picks.attended(step.seqs) if self.picks is not None and self._host else None
-        return {} if found is None else {"attended_gpu": found[0], "attended_host": found[1]}
+        attended = self.picks.attended(step.seqs) if self.picks is not None and self._host else None
+        return {} if attended is None else {"attended_gpu": attended[0], "attended_host": attended[1]}
 
     def release(self) -> None:
         self.picks = None

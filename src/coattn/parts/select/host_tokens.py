@@ -63,10 +63,10 @@ class HostTokens(Select):
         there = sum(self.cache.gpu.first(length) * self.cache.block for length in step.lengths)
         if not there or not step.seqs:
             return {}
-        found = 0.0
+        attended = 0.0
         for layer, taken in self._taken.items():
-            found += there if layer < self.dense_layers else float(taken[: step.seqs].sum())
-        return {"attended_host": found / len(self._taken)}
+            attended += there if layer < self.dense_layers else float(taken[: step.seqs].sum())
+        return {"attended_host": attended / len(self._taken)}
 
     def release(self) -> None:
         self._taken.clear()

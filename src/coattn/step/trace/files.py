@@ -37,20 +37,20 @@ def chrome_trace(steps: list[StepTrace]) -> dict[str, Any]:
 
 def intervals(step: StepTrace) -> list[tuple[str, str, int, int]]:
     """`(track, name, start, end)` of everything that is known of a step."""
-    found = []
+    bars = []
     free = step.begin
     for name, stop, go_on in step.waits():
-        found.append(("GPU", name, free, stop))
+        bars.append(("GPU", name, free, stop))
         free = max(free, go_on)
-    found.append(("GPU", "rest" if found else "step", free, step.end))
+    bars.append(("GPU", "rest" if bars else "step", free, step.end))
     for span in step.spans:
-        found += [
+        bars += [
             ("CPU workers", f"layer {span.layer}", span.seen, span.done),
             ("PCIe", f"query {span.layer}", span.posted, span.seen),
             ("PCIe", f"answer {span.layer}", span.done, span.answered),
         ]
-    found += [("PCIe", f"blocks of {each.name}", each.begin, each.end) for each in step.crossings]
-    return found
+    bars += [("PCIe", f"blocks of {each.name}", each.begin, each.end) for each in step.crossings]
+    return bars
 
 
 def timeline(step: StepTrace, title: str, path: Path) -> None:

@@ -135,9 +135,9 @@ def on_host_clock(stamps: Iterable[tuple[str, int, int]], last: int, begin: int,
     stamped, or was stamped by an earlier step, is left out.
     """
     ahead = end - last
-    found = []
+    crossings = []
     for name, start, stop in stamps:
         first, past = max(begin, start + ahead), min(end, stop + ahead)
         if past > first and stop > start:
-            found.append(Crossing(name, first, past))
-    return found
+            crossings.append(Crossing(name, first, past))
+    return crossings

@@ -55,5 +55,5 @@ class Means:
             from coattn.kernels.triton.flush import mean_values
 
             return mean_values(sums, table.seq, group)
-        found = sums[table.seq.long()]
-        return (found[..., :-1] / found[..., -1:].clamp_min(1)).repeat_interleave(group, 1)
+        own = sums[table.seq.long()]
+        return (own[..., :-1] / own[..., -1:].clamp_min(1)).repeat_interleave(group, 1)

@@ -40,7 +40,7 @@ class EntryOwner(Protocol):
     lists: EntryLists
     numbers: dict[int, int]
     stale: dict[int, int]
-    heard: dict[int, dict[int, Tensor]]
+    queries: dict[int, dict[int, Tensor]]
     scale: dict[int, float]
 
 
@@ -67,7 +67,7 @@ class Choice:
         self.entries, self.slot, self.length = entries, slot, length
         self.first = entries.gpu.first(length)
         """Blocks that are chosen from."""
-        self.heard = dict(entries.heard.get(slot, {}))
+        self.queries = dict(entries.queries.get(slot, {}))
         self.before = entries.stale[slot]
         self._stop = torch.zeros(1, dtype=torch.int32)
         """Set: what is being written ends with its piece."""
@@ -137,7 +137,7 @@ class Choice:
         yield
         for layer in entries.cache.spec.layers if self.first else ():
             weights = weigh_host(self, layer)
-            known = layer in self.heard
+            known = layer in self.queries
             kept = entries.keep(weights, self.first * entries.block) if known else torch.ones_like(weights).bool()
             counts = kept.sum(-1).tolist()  # waits for the keys
             position, weight = kept.nonzero()[:, 1].int().cpu(), weights[kept].cpu()
@@ -149,7 +149,7 @@ class Choice:
                 yield from self._fill(layer, head, position[begin:end], weight[begin:end])
         for layer in entries.cache.spec.layers:
             where = (layer, self.slot, self.before, self.length - 1)
-            self._window.append(weigh_window(entries, *where, self.heard.get(layer), entries.scale.get(layer, 1.0)))
+            self._window.append(weigh_window(entries, *where, self.queries.get(layer), entries.scale.get(layer, 1.0)))
             yield
 
     def _fill(self, layer: int, head: int, position: Tensor, weight: Tensor) -> Generator[None]:
@@ -166,7 +166,7 @@ class Choice:
 def weigh_host(choice: Choice, layer: int) -> Tensor:
     """`[kv_heads, entries]` on the layer's device: the weights of the queries over the blocks that are chosen from; of
     nobody, zero. Reads keys, on the current stream of the device."""
-    entries, q = choice.entries, choice.heard.get(layer)
+    entries, q = choice.entries, choice.queries.get(layer)
     shape = entries.cache.spec.layers[layer]
     if q is None:
         return torch.zeros(shape.kv_heads, choice.first * entries.block)

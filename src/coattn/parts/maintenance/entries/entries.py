@@ -58,7 +58,7 @@ class Entries(Maintenance):
     needs = frozenset({"host", "whole_kv", "averages", "keeps_entries", "cpu"})
     provides = frozenset({"entries"})
     resumes = True
-    listens = QUERIES
+    observed_queries = QUERIES
     help_text = {
         "peak": "weigh by the largest weight that any of a prompt's last queries gives, instead of by the mean",
         "capacity": "room for chosen entries, as a share of the tokens in DRAM",
@@ -75,7 +75,7 @@ class Entries(Maintenance):
     """By sequence: blocks whose entries have been chosen from, the one that is leaving included."""
     stale: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     """Sequences that have read a prompt or a turn since entries were chosen, and the tokens that they had before."""
-    heard: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    queries: dict[int, dict[int, Tensor]] = field(init=False, repr=False, default_factory=dict)
     """By sequence and layer: the last queries of what was read, `[queries, q_heads, head_dim]`."""
     scale: dict[int, float] = field(init=False, repr=False, default_factory=dict)
     _waiting: dict[int, Waiting] = field(init=False, repr=False, default_factory=dict)
@@ -160,7 +160,7 @@ class Entries(Maintenance):
             self.lists.top_up()
         elif self.cache.spec.fixed:  # else what is read meanwhile may move
             for slot, length in zip(step.slots, step.lengths, strict=True):
-                due = slot in self.stale and slot in self.heard and slot not in step.more
+                due = slot in self.stale and slot in self.queries and slot not in step.more
                 if due and self._has_room(length + 1):
                     self._choose_later(slot, length + 1)
 
@@ -169,17 +169,17 @@ class Entries(Maintenance):
         layers, slots, heads = self.lists.stored.shape
         return self.lists.spare() >= 2 * layers * heads * (self.gpu.first(length) + self.lists.spares * slots)
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self.scale[layer] = scale
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
                 continue
-            heard = self.heard.setdefault(slot, {})
+            by_layer = self.queries.setdefault(slot, {})
             own = q[max(start, end - QUERIES) : end]
-            before = heard.get(layer)
+            before = by_layer.get(layer)
             if before is not None and len(own) < QUERIES:
                 own = torch.cat([before, own])[-QUERIES:]
-            heard[layer] = own.clone()
+            by_layer[layer] = own.clone()
 
     def listed(self, layer: int, table: StepTable) -> BlockList:
         """What a layer attends to in DRAM, as lists for each KV head."""
@@ -206,8 +206,8 @@ class Entries(Maintenance):
         """`[layers, kv_heads]`: how much of what lies in DRAM each head attends to, of so many tokens."""
         return self.lists.shown[:, slot].double() / max(1, self.gpu.first(length) * self.block)
 
-    def heard_of(self) -> tuple[dict[int, Any], ...]:
-        return self.stale, self.heard
+    def prompt_state(self) -> tuple[dict[int, Any], ...]:
+        return self.stale, self.queries
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self._give_up(slot)
@@ -216,18 +216,18 @@ class Entries(Maintenance):
         for b in range(first, min(blocks, ceil_div(length, self.block) - self.gpu.ring)):
             self._weigh_as_before(slot, b)
         self._show(slot, keep, self._covered.get(slot, 0))
-        self._unhear(slot, length, keep)
+        self._forget_queries(slot, length, keep)
         if not keep:
             self.stale.pop(slot, None)
-            self.heard.pop(slot, None)
+            self.queries.pop(slot, None)
 
-    def _unhear(self, slot: int, length: int, keep: int) -> None:
+    def _forget_queries(self, slot: int, length: int, keep: int) -> None:
         """Only the first `keep` of `length` tokens are left: what newer ones asked has no say in the next choice."""
         if slot not in self.stale:
             return
         self.stale[slot], gone = min(self.stale[slot], keep), length - keep
         if gone:
-            self.heard[slot] = {layer: q[:-gone] for layer, q in self.heard.get(slot, {}).items() if len(q) > gone}
+            self.queries[slot] = {layer: q[:-gone] for layer, q in self.queries.get(slot, {}).items() if len(q) > gone}
 
     def _weigh_as_before(self, slot: int, b: int) -> None:
         """Entries of a block that is back in the window weigh what they did when they left; those not kept, nothing.
@@ -329,7 +329,7 @@ class Entries(Maintenance):
             self.averages.settle(self.gpu.block_id(slot, b))
         self.choosing.end(slot)
         self.stale.pop(slot)
-        self.heard.pop(slot, None)
+        self.queries.pop(slot, None)
         self._covered[slot] = choice.first
         self.lists.show([slot])
 

@@ -76,7 +76,7 @@ class Recall(Maintenance):
     needs = frozenset({"host", "whole_kv", "digests", "picks"})
     provides = frozenset({"pool"})
     resumes = True
-    listens = 1
+    observed_queries = 1
     beside = True
     updates_index = True
     help_text = {
@@ -136,7 +136,7 @@ class Recall(Maintenance):
                 self._choose(slot, self.cache.gpu.first(history + 1), history // self.cache.block)
                 self._new.discard(slot)
 
-    def hear(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
+    def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         """Keeps each sequence's last query: what it attends to is where the next one will look first."""
         self._scales[layer] = scale
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
