@@ -51,10 +51,6 @@ def _module(q: Tensor, blocks: Tensor, softcap: float | None) -> Module:
     return module("attend_pool.cu", tuple(form.items()), q.device)
 
 
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def attend_near(
     q: Tensor, blocks: Tensor, picked: BlockList, pool: PoolTensors, seq: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Callable[[], Split]]:
@@ -62,7 +58,8 @@ def attend_near(
     rows = pool.packed
     assert rows is not None
     (seqs, _, q_heads, d), kv_heads = q.shape, blocks.shape[1]
-    splits = splits_of(seqs * kv_heads, min(rows.hot, rows.places), _processors(q.device) * RESIDENT)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    splits = splits_of(seqs * kv_heads, min(rows.hot, rows.places), processors * RESIDENT)
     near = -(-picked.longest // WINDOW)
     pieces = near + splits
     out = torch.empty(seqs, pieces, q_heads, d, dtype=torch.float32, device=q.device)

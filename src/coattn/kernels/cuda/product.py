@@ -18,8 +18,7 @@ MOST_TILES = 14
 """Tiles of eight rows that a pass sums up at a time: what the registers hold."""
 MOST_STAGES = 4
 SHARED = 160 << 10
-"""Bytes of shared memory that a program may have. With all of it a layer of `scout` took 313 us where it takes 242:
-probably a kernel that waits for the CPU then keeps a program from its multiprocessor, and all wait for that one."""
+"""Bytes of shared memory that a program may have: with all of it steps took longer (docs/log/kernels.md)."""
 
 
 class Cut(NamedTuple):

@@ -17,9 +17,8 @@ from coattn.kernels.prompt.mask import Mask, Shape
 from coattn.kernels.prompt.reference import reference
 
 HOPPER = (9, 0)
-"""From this generation on cuDNN gets tiles. TFLOP/s on an H200, head size 128, bfloat16, 2,048 queries and more: cuDNN
-597 to 668, own 414 to 436, flash 319 to 347 (docs/log/kernels.md). Newer GPUs are taken to be alike; on older ones,
-where none was measured, flash attention comes first: it was written for them."""
+"""From this generation on cuDNN gets tiles (docs/log/kernels.md). Newer GPUs are taken to be alike; on older ones flash
+attention comes first: it was written for them."""
 FASTEST, FASTEST_BEFORE = ("cudnn", "own", "flash", "reference"), ("flash", "own", "cudnn", "reference")
 LEAST_TOKENS = 128
 """Fewer queries get the first kernel that fits."""

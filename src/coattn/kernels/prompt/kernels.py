@@ -107,14 +107,33 @@ def _cpu_refuses(shape: Shape) -> str | None:
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask) -> AttnState:
-    """Rows of a head side by side: the kernel's products run over them. A group shares its head by a stride of zero."""
-    if mask.window is not None:
-        return _cpu_window(q, k, v, scale, mask, mask.window)
-    return _cpu_whole(q, k, v, scale, mask.causal, None)
+    """Under a window queries in tiles, each over the keys that any of them sees, with a mask. q are the last of the
+    tokens of k, v; cost: t x (window + tile) pairs instead of t x n."""
+    if mask.window is None:
+        return _cpu_whole(q, k, v, scale, mask.causal, None)
+    t, n = len(q), len(k)
+    tile = min(MOST_TILE, max(LEAST_TILE, mask.window))
+    parts = []
+    for start in range(0, t, tile):
+        end = min(t, start + tile)
+        positions = torch.arange(n - t + start, n - t + end)
+        first, last = max(0, n - t + start - mask.window + 1), n - t + end
+        kept = torch.arange(first, last)
+        keys, values = k[first:last], v[first:last]
+        sinks = min(mask.sinks, first)
+        if sinks:
+            kept = torch.cat([torch.arange(sinks), kept])
+            keys, values = (torch.cat([x[:sinks], part]) for x, part in ((k, keys), (v, values)))
+        behind = positions[:, None] - kept[None]
+        seen = (behind >= 0) & ((behind < mask.window) | (kept < mask.sinks)[None])
+        bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+        parts.append(_cpu_whole(q[start:end], keys, values, scale, False, bias))
+    return AttnState(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
 
 
 def _cpu_whole(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, bias: Tensor | None) -> AttnState:
-    """bias `[t, n]`, of q's dtype, is added to the scores."""
+    """bias `[t, n]`, of q's dtype, is added to the scores. Rows of a head side by side: the kernel's products run over
+    them. A group shares its head by a stride of zero."""
     (t, q_heads, d), kv_heads = q.shape, k.shape[1]
     group = q_heads // kv_heads
     queries = q.view(t, kv_heads, group, d).permute(1, 2, 0, 3).contiguous()
@@ -123,29 +142,6 @@ def _cpu_whole(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, bias
         queries, keys, values, 0.0, causal, attn_mask=bias, scale=scale
     )
     return AttnState(out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1))
-
-
-def _cpu_window(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, window: int) -> AttnState:
-    """Queries in tiles, each over the keys that any of them sees, with a mask. q are the last of the tokens of k, v;
-    cost: t x (window + tile) pairs instead of t x n."""
-    t, n = len(q), len(k)
-    tile = min(MOST_TILE, max(LEAST_TILE, window))
-    parts = []
-    for start in range(0, t, tile):
-        end = min(t, start + tile)
-        positions = torch.arange(n - t + start, n - t + end)
-        first, last = max(0, n - t + start - window + 1), n - t + end
-        kept = torch.arange(first, last)
-        keys, values = k[first:last], v[first:last]
-        sinks = min(mask.sinks, first)
-        if sinks:
-            kept = torch.cat([torch.arange(sinks), kept])
-            keys, values = (torch.cat([x[:sinks], part]) for x, part in ((k, keys), (v, values)))
-        behind = positions[:, None] - kept[None]
-        seen = (behind >= 0) & ((behind < window) | (kept < mask.sinks)[None])
-        bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
-        parts.append(_cpu_whole(q[start:end], keys, values, scale, False, bias))
-    return AttnState(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
 
 
 KERNELS = (

@@ -29,9 +29,7 @@ ROWS = 64
 PROGRAMS = 528
 """Programs wanted: four for each multiprocessor of a large GPU; half as many where sequences are MANY."""
 MANY = 256
-"""Pairs of a sequence and a KV head from which fewer and longer pieces are faster (32 sequences of 2,048 entries: 68 us
-instead of 85). With four sequences of 32,768 it makes no difference alone (131 us), but a whole step with two warps
-took 10.2 ms where an earlier one with four had taken 9.5."""
+"""Pairs of a sequence and a KV head from which fewer and longer pieces are faster (docs/log/kernels.md)."""
 SHARED = 192 << 10
 """Bytes of a multiprocessor's shared memory that tiles may take."""
 

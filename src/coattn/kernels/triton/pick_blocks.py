@@ -122,11 +122,6 @@ def _pick_blocks(
     tl.store(worth_out + row * places + p, worth, mask=p < places)
 
 
-def warps_of(blocks: int) -> int:
-    """Warps of a program over so many blocks: about eight each thread."""
-    return int(max(4, min(32, triton.next_power_of_2(blocks) // 256)))
-
-
 def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
     """See the reference. `lists.host` may lie in mapped host memory; only what is missing is written there."""
     seqs, heads, group, blocks = scores.blocks.shape
@@ -134,6 +129,7 @@ def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> No
     places, ring = pool.held.shape[-1], rows.gpu_blocks.shape[1]
     values = torch.empty(seqs * heads * blocks, dtype=torch.float32, device=scores.blocks.device)
     pad = triton.next_power_of_2
+    warps = max(4, min(32, pad(blocks) // 256))  # about eight blocks each thread
     _pick_blocks[(seqs, heads)](
         scores.blocks, scores.sums, rows.host_blocks, rows.host_lens, rows.gpu_blocks, rows.gpu_lens, rows.seq,
         pool.held, lists.gpu, lists.gpu_lens, lists.host, lists.host_lens, lists.chosen, lists.wanted, lists.worth,
@@ -141,5 +137,5 @@ def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> No
         heads, blocks, chunks, most, places, ring, lists.gpu.shape[-1], pool.first, pool.sinks,
         rows.host_blocks.stride(0), rows.gpu_blocks.stride(0),
         GROUP=group, BLOCK=pool.block, N_PAD=pad(blocks),
-        CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps_of(blocks),
+        CHUNKS_PAD=pad(chunks), K_PAD=pad(most), P_PAD=pad(places), R_PAD=pad(ring), num_warps=warps,
     )  # fmt: skip

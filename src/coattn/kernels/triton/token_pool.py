@@ -129,8 +129,7 @@ def place_for(number, used, pool, free_ptr, age_ptr, since, places, FRESH: tl.co
 
 
 PROGRAMS = 24
-"""That fetch rows beside what runs, each 8 KiB at a time. With 48, scores beside them took 10 us of a layer longer,
-where 30 tokens a KV head came, of 10 sequences."""
+"""That fetch rows beside what runs, each 8 KiB at a time."""
 ROWS = 16
 """Of a program at a time; in 8 bits twice as many, which are as many bytes."""
 

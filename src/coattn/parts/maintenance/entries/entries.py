@@ -162,7 +162,9 @@ class Entries(Maintenance):
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 due = slot in self.stale and slot in self.queries and slot not in step.more
                 if due and self._has_room(length + 1):
-                    self._choose_later(slot, length + 1)
+                    # beside the steps that follow: the sequence waits, others go on; what is chosen is the same
+                    self._give_up(slot)
+                    self.choosing.due(slot, length + 1)
 
     def _has_room(self, length: int) -> bool:
         """Whether a choice off the steps cannot lack memory, whatever others take meanwhile; else a step makes it."""
@@ -332,11 +334,6 @@ class Entries(Maintenance):
         self.queries.pop(slot, None)
         self._covered[slot] = choice.first
         self.lists.show([slot])
-
-    def _choose_later(self, slot: int, length: int) -> None:
-        """Beside the steps that follow: the sequence waits, others go on. What is chosen does not depend on when."""
-        self._give_up(slot)
-        self.choosing.due(slot, length)
 
     def _begin_choice(self, slot: int, length: int) -> Choice:
         """From now on nothing that was chosen before counts."""
