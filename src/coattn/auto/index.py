@@ -82,7 +82,6 @@ class Sketch(BookedIndex):
         return True  # what it says is used to choose by alone
 
     def planes(self, shape: LayerShape) -> int:
-        """Bits of a key."""
         most = shape.head_dim * (len(LEFT) - 1) // WORD * WORD
         wanted = max(WORD, shape.head_dim * 2 // WORD * WORD) if self.code_bytes is None else 8 * self.code_bytes
         return max(WORD, min(wanted, most))
@@ -197,7 +196,6 @@ class Sketch(BookedIndex):
         gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
-        """A new sequence begins there."""
         self.fitted.pop(slot, None)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 

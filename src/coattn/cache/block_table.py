@@ -65,7 +65,6 @@ class BlockTable:
         return len(self._free)
 
     def busy(self, i: int) -> bool:
-        """Whether a block is in some sequence."""
         return i in self._users
 
     def shared(self, slot: int) -> int:
@@ -164,7 +163,6 @@ class BlockTable:
             self._leave(owned.pop())
 
     def release(self) -> None:
-        """Gives back the blocks of every sequence, and the memory."""
         self.owned.clear()
         self._users.clear()
         self._held.clear()

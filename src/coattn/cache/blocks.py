@@ -77,7 +77,6 @@ class BlockMemory:
         return (blocks, shape.kv_heads, 2, self.block, shape.head_dim)
 
     def dtype(self, shape: LayerShape) -> torch.dtype:
-        """Of a layer's tensor."""
         return shape.dtype if self.form == "model" else torch.uint8
 
     def pack(self, k: Tensor, v: Tensor) -> Tensor:
@@ -207,7 +206,6 @@ class BlockMemory:
         self.fixed = True
 
     def release(self) -> None:
-        """Gives every byte back."""
         self._resize(0)
         self.fixed = False
 

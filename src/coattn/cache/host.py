@@ -33,7 +33,6 @@ class HostTier:
         return self.memory.block_bytes * (1 + self.spec.plan.host_overhead)
 
     def open(self) -> None:
-        """Takes memory for sequences of known length."""
         spec = self.spec
         blocks = (spec.tokens or 0) // self.block
         self.table.tabulate(spec.seqs + 1, max(1, blocks))

@@ -104,7 +104,6 @@ class KVCache:
         return self.dram.read(layer, slot, blocks)
 
     def commit(self, step: Step) -> None:
-        """The step is over: its tokens are history now."""
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
             self.gpu.end_step()
         self.gpu.commit(step)

@@ -53,7 +53,6 @@ class PageCache:
 
     @property
     def bytes(self) -> int:
-        """Of all pages."""
         return sum({id(page): page.nbytes for prompt in self._prompts for page in prompt.pages}.values())
 
     def find(self, blocks: Sequence[BlockGeneration]) -> tuple[int, list[Page]]:

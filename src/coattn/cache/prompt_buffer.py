@@ -188,7 +188,6 @@ class PromptKVBuffer:
         self.give_back(self.held.pop(slot, BufferedPrompt(0)).pages)
 
     def release(self) -> None:
-        """Gives every byte back to the ledger."""
         for slot in list(self.held):
             self.end(slot)
         while self._drop_oldest():

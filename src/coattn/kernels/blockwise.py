@@ -72,7 +72,6 @@ class Prompt:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _piece(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> Tensor:
-        """Tokens of one block."""
         if self.length % self.sizes.block == 0:
             self._own = []
         before = (self._anchor if self.length >= self.sizes.block else []) + self._own

@@ -60,12 +60,10 @@ class Arena:
 
     @property
     def base(self) -> int:
-        """Address of the first byte."""
         return int(self._arena.base)
 
     @property
     def committed(self) -> int:
-        """Bytes that are mapped, and so may be read."""
         return int(self._arena.committed())
 
     def grow(self, nbytes: int, alone: bool = False, touched: bool = True) -> None:

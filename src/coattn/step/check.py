@@ -116,7 +116,6 @@ class Trial:
         self.lengths = list(step.lengths)
 
     def take_back(self, tokens: int) -> None:
-        """The last tokens of every sequence are forgotten."""
         for slot, length in enumerate(self.lengths):
             keep = max(0, length - tokens)
             self.runtime.truncate(slot, length, keep)

@@ -98,7 +98,6 @@ class LayerGroup:
             self._closers.append(self.audit.release)
 
     def release(self) -> None:
-        """Gives every byte back to the ledger."""
         while self._closers:
             self._closers.pop()()
 
@@ -176,7 +175,6 @@ class LayerGroup:
         self.maintenance.after(layer, table)
 
     def commit(self, step: Step, replayed: bool) -> None:
-        """The step is over: its tokens are history now."""
         self.cache.commit(step)
         self.index.commit(step)
         self.maintenance.commit(step)
@@ -199,7 +197,6 @@ class LayerGroup:
         return torn
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         if self.audit is not None:
             self.audit.truncate(slot, keep)
         self.maintenance.truncate(slot, length, keep)

@@ -44,7 +44,6 @@ class Reports:
         return whole
 
     def audits(self) -> list[Audit]:
-        """What is measured of the promises of rules."""
         return [group.audit for group in self.groups if group.audit is not None]
 
     def attended(self, step: Step, said: Sequence[dict[str, Any]] | None = None) -> tuple[int, int]:

@@ -91,6 +91,5 @@ class RunningStep:
         self._at_commit.clear()
 
     def join(self) -> None:
-        """The current streams wait for both side streams."""
         self.side.join()
         self.decodes.join()

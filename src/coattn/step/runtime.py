@@ -262,7 +262,6 @@ class Runtime(Reports):
                 running.save(group.index, tuple(group.cache.spec.layers))
 
     def commit(self, running: RunningStep) -> None:
-        """The step is over: its tokens are history now."""
         running.committing = True
         if running.step.phase is Phase.DECODE:
             running.run_deferred()
@@ -307,7 +306,6 @@ class Runtime(Reports):
         return not keep or all(group.cache.gpu.goes_back(slot) for group in self.groups)
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        """Forgets all but the first `keep` of the `length` tokens of a sequence."""
         self.prompts.end((slot,))
         for group in self.groups:
             with group.here():
@@ -335,7 +333,6 @@ class Runtime(Reports):
         return [audit.of(slot) for audit in self.audits()]
 
     def release(self) -> None:
-        """Gives every byte back to the ledger."""
         self.drop_captures()
         for group in reversed(self.groups):
             group.release()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.auto.audit import audit as audits
 from coattn.auto.audit.audit import Audit, Chosen
 from coattn.auto.audit.control import LEAST, Control
 from coattn.auto.audit.drift import CASES, Drift
@@ -294,7 +295,7 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
     world.runtime.abort(running)
 
 
-@pytest.mark.parametrize("where", ["_note", "_measure", "_take", "_collect"])
+@pytest.mark.parametrize("where", ["note_case", "_measure", "_take", "_collect"])
 def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(quality=0.7)
     world.step(90, 61)
@@ -305,7 +306,7 @@ def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pyt
         raise RuntimeError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(audit, where, fails)
+        patch.setattr(audits if where == "note_case" else audit, where, fails)
         with pytest.raises(AssertionError, match="dropped"):
             world.step(1, 1)
     assert audit.failed

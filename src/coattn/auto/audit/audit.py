@@ -57,7 +57,6 @@ class Audit:
         spec, shape = cache.spec, cache.spec.shape
         self.tally, self.control = Tally(self.target), Control()
         self.tallies: dict[int, Tally] = {}
-        """By sequence."""
         self.drifts: dict[int, Drift] = {}
         """By sequence, since it was fitted last."""
         self.refits = 0
@@ -139,7 +138,6 @@ class Audit:
         self._kept.clear()
 
     def commit(self) -> None:
-        """The step is over."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             with self._dropping():

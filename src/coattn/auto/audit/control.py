@@ -50,7 +50,6 @@ class Control:
         return self.factors[slot] if slot in self.factors else self._wanted(slot)
 
     def forget(self, slot: int) -> None:
-        """A new sequence begins there."""
         self.own.pop(slot, None)
         self.factors.pop(slot, None)
 

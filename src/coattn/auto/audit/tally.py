@@ -82,7 +82,6 @@ class Tally:
         self.estimated.add(estimated)
 
     def plus(self, others: Sequence[Tally]) -> Tally:
-        """All of them together."""
         whole = self
         for part in others:
             error = whole.error.plus(part.error)
@@ -119,7 +118,6 @@ class Tally:
 
 
 def _short_pair(interval: tuple[float, float] | None) -> list[float] | None:
-    """An interval for a report."""
     return None if interval is None else [_short(x) for x in interval]
 
 

@@ -15,7 +15,6 @@ from coattn.state import Split
 from coattn.types import BlockList, LayerShape
 
 WARPS = 4
-"""Of a program."""
 RESIDENT = 3
 """Programs of a multiprocessor at a time."""
 ROUNDS = 4

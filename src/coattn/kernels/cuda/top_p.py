@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,20 +18,17 @@ PROGRAMS = 1056
 ALL = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Entries that the query heads of a group keep, in GPU memory; as in `types.Weighted`, in order of position."""
+class Chosen(NamedTuple):
+    """Entries that the query heads of a group keep, in GPU memory, as in `types.RowWork`, in order of position.
+
+    weights past the count: anything. others: like lse, over what was left out; -inf where that does not count.
+    """
 
     index: Tensor
-    """`[seqs, kv_heads, most]` int32"""
     count: Tensor
-    """`[seqs, kv_heads]` int32"""
     weights: Tensor
-    """`[seqs, q_heads, most]` float32; past the count, anything."""
     lse: Tensor
-    """`[seqs, q_heads]` float32"""
     others: Tensor
-    """The same over what was left out; -inf where that does not count."""
 
 
 @dataclass

@@ -18,7 +18,6 @@ ZERO = 128
 """The code of a channel that is zero; codes are one byte from 1 to 255."""
 STEPS = 127
 TILE = 16
-"""Places are a multiple of this."""
 SIZES = (64, 128)
 """Channels of a head that GPUs have a kernel for."""
 HOT = 4096
@@ -69,7 +68,6 @@ class PackedRows:
 
     @staticmethod
     def token_bytes(kv_heads: int, d: int) -> int:
-        """Of one place."""
         return kv_heads * (2 * d + 6)
 
     @staticmethod

@@ -26,7 +26,6 @@ STEPS = (1.0, 1.596, 0.9957, 0.586, 0.3352, 0.1881, 0.1041)
 FLOOR = 0.1
 """Of the mean second moment of queries: added to every direction, since a text shows only some."""
 THREADS = 8
-"""Of a fit."""
 WORD = 32
 """Planes in a stored number."""
 PAIR = 2
@@ -118,7 +117,6 @@ class Sketcher:
 
     @staticmethod
     def bytes(kv_heads: int, planes: int, d: int, dtype: torch.dtype) -> int:
-        """Of one sequence and layer."""
         return kv_heads * (2 * planes * d * dtype.itemsize + 3 * 4 * planes + 4 * d)
 
     def __getitem__(self, at: Any) -> Sketcher:

@@ -25,7 +25,6 @@ class Tile(NamedTuple):
 
 
 ROWS = 64
-"""Keys per iteration."""
 PROGRAMS = 528
 """Programs wanted: four for each multiprocessor of a large GPU; half as many where sequences are MANY."""
 MANY = 256

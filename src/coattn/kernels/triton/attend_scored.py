@@ -107,12 +107,16 @@ def _numbered(f, there, counts, s):
 
 
 @triton.jit
-def list_coming(
-    ids_ptr, later_ptr, count_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr, own, pool, each, n,
-    splits,
-    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr,
+def _list(
+    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr,
+    kv_heads, n, splits,
+    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     """Which tokens come into the places that are to be given: those attended first, in the order of their splits."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
+    slot = tl.load(seq_ptr + row).to(tl.int64)
+    own, pool = row * kv_heads + head, slot * kv_heads + head
     s = tl.arange(0, SPLITS_PAD)
     counts = count_ptr + (own * splits + s) * 3
     here = tl.load(counts, mask=s < splits, other=0)
@@ -135,23 +139,6 @@ def list_coming(
         tl.store(incoming_ptr + pool * FRESH + f, token)
     tl.store(num_incoming_ptr + pool, came)
     tl.store(num_attended_ptr + pool, total)
-
-
-@triton.jit
-def _list(
-    tokens_ptr, ids_ptr, later_ptr, count_ptr, seq_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr,
-    kv_heads, n, splits,
-    FRESH: tl.constexpr, SOME: tl.constexpr, SPLITS_PAD: tl.constexpr, LOOK: tl.constexpr,
-):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    each = tl.cdiv(tl.cdiv(tl.load(tokens_ptr + row), LOOK), splits) * LOOK
-    slot = tl.load(seq_ptr + row).to(tl.int64)
-    own = row * kv_heads + head
-    list_coming(
-        ids_ptr, later_ptr, count_ptr, free_ptr, incoming_ptr, num_incoming_ptr, num_attended_ptr, own,
-        slot * kv_heads + head, each, n,
-        splits, FRESH, SOME, SPLITS_PAD,
-    )  # fmt: skip
 
 
 @triton.jit

@@ -9,7 +9,6 @@ from torch import Tensor
 from coattn.types import BlockList
 
 TILE = 128
-"""Entries of one program."""
 
 
 @triton.jit

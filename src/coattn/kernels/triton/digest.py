@@ -12,7 +12,6 @@ from coattn.kernels.digest import CHUNK, Scores
 from coattn.kernels.triton.softcap import capped
 
 ROWS = CHUNK
-"""Digests per program."""
 
 
 @triton.jit

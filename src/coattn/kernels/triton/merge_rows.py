@@ -15,7 +15,6 @@ COUNTS = (2, 4, 8)
 MOST = COUNTS[-1]
 """States of one pass; of more, the result of the first ones is one of the next pass."""
 HEADS = 4
-"""Query heads of one program."""
 
 
 @triton.jit

@@ -12,7 +12,6 @@ from coattn.kernels.quantise.sketch import WORD, Scores, Sketched, Sketcher, gue
 from coattn.kernels.triton.softcap import capped
 
 ROWS = 128
-"""Keys per program."""
 
 
 @triton.jit

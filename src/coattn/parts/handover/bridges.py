@@ -51,5 +51,4 @@ class ThreadBridge(InlineBridge):
         return self._pool.submit(run).result
 
     def close(self) -> None:
-        """Waits for what is running."""
         self._pool.shutdown()

@@ -77,7 +77,6 @@ class MailboxBridge(InlineBridge):
         return next((slot for slot in slots if slot is not None), None)
 
     def mailboxes(self) -> list[Mailbox]:
-        """Those that were made."""
         return [mailbox for mailbox in (self._attend, self._sums) if mailbox is not None]
 
     def fetches(self) -> list[tuple[str, int, int]]:
@@ -135,7 +134,6 @@ class MailboxManager:
         return [span for mailbox in self._mailboxes() for span in mailbox.spans()]
 
     def close(self) -> None:
-        """Stops the thread."""
         if not self.thread.server.stop(STOP_US):
             native.abandon_pool()
             _abandoned.append(self)

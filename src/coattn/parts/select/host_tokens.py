@@ -59,7 +59,6 @@ class HostTokens(Select):
         return Selection.of(gpu, list_tokens(host, self.cache.dram.memory[call.layer], chosen, count))
 
     def report(self, step: Step) -> dict[str, Any]:
-        """What is attended in DRAM, averaged over layers and KV heads."""
         there = sum(self.cache.gpu.first(length) * self.cache.block for length in step.lengths)
         if not there or not step.seqs:
             return {}

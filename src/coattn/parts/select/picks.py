@@ -28,7 +28,6 @@ class Picks:
         return self.made[layer]
 
     def nothing(self, layer: int) -> Lists:
-        """Lists for a layer that picks nothing."""
         return self._make(layer, 1, False)
 
     def attended(self, seqs: int) -> tuple[float, float] | None:

@@ -84,7 +84,6 @@ class StepTrace(Timing):
     """Those in DRAM."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         rates = {
             f"{link}_gbps": getattr(self, f"{link}_bytes") / self.seconds / 1e9 for link in ("hbm", "pcie", "dram")
         }

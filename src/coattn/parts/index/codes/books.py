@@ -83,7 +83,6 @@ class Books:
         return own is None or torch.equal(own.cpu(), centroids.to(own.dtype))
 
     def adopt(self, layer: int, centroids: Tensor) -> None:
-        """Takes centroids that fit."""
         if layer not in self.ready:
             self._set(layer, centroids.to(self.layers[layer].device))
 

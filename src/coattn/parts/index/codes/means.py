@@ -24,7 +24,6 @@ class Means:
 
     @staticmethod
     def bytes(layers: Mapping[int, LayerShape], slots: int) -> int:
-        """Of all layers."""
         return sum(4 * (slots + 1) * s.kv_heads * (s.head_dim + 1) for s in layers.values())
 
     def add(self, layer: int, slot: int, values: Tensor) -> None:

@@ -103,12 +103,10 @@ class BackgroundChooser:
             wait([job])
 
     def end(self, slot: int) -> None:
-        """A choice is over."""
         self.busy.pop(slot, None)
         self.choices.pop(slot).close()
 
     def release(self) -> None:
-        """Gives up everything; waits for the thread."""
         for slot in [*self._due, *self.choices]:
             self.give_up(slot)
         self._thread.shutdown()

@@ -109,7 +109,6 @@ class Choice:
                 x.record_stream(torch.cuda.current_stream(x.device))
 
     def close(self) -> None:
-        """It is over. On the thread that runs the steps."""
         self._pieces.close()
         if self.held is not None:
             self.entries.cache.prompts.give_back(self.held.pages)  # type: ignore[union-attr]

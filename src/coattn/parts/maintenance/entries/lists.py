@@ -124,7 +124,6 @@ class EntryLists:
         return self._whole.view(self.shape.dtype).view(self.capacity, 1, 2, self.block, d).expand(-1, heads, -1, -1, -1)
 
     def used_bytes(self) -> int:
-        """Bytes of the blocks that some list owns."""
         return (self._next - len(self._free)) * self.block_bytes
 
     def fill(
@@ -258,11 +257,9 @@ class EntryLists:
         return rows[own], self._entries(self._weight, layer, slot, head)[own]
 
     def positions(self, layer: int, slot: int, head: int) -> Tensor:
-        """Positions of the entries of a list, in order."""
         return self._entries(self._position, layer, slot, head)
 
     def release(self) -> None:
-        """Gives every byte back to the ledger."""
         self.ledger.give("host", self._have * self.block_bytes)
         self._have = 0
 

@@ -124,7 +124,6 @@ class Recall(Maintenance):
         self._moved = torch.zeros(1, dtype=torch.int64, device=spec.device)
 
     def pool(self, layer: int) -> Residents:
-        """A layer's pool, as kernels take it."""
         held, first = self.residency.held[layer], self.residency.first
         return Residents(held, first, self.cache.block, self.select.sink_blocks)
 
