@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ PROGRAMS = 1056
 ALL = 2**31 - 1
 
 
-class Chosen(NamedTuple):
+@dataclass(frozen=True)
+class Chosen:
     """Entries that the query heads of a group keep, in GPU memory, as in `types.RowWork`, in order of position.
 
     weights past the count: anything. others: like lse, over what was left out; -inf where that does not count.
