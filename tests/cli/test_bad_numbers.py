@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from tests.cli.run import coattn
 
 from coattn import SamplingParams
+from coattn.cli.options import Count, numbers
 from coattn.errors import ConfigError, InputError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
@@ -53,6 +55,22 @@ def test_a_number_lies_in_its_range(value: Any, low: float, high: float, above: 
 def test_sizes_that_no_machine_has(size: Any) -> None:
     with pytest.raises(ConfigError, match="gpu_kv"):
         parse_bytes(size, "gpu_kv")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("32k", 32_000), ("32Ki", 32_768), ("1.5k", 1500), ("1M", 1_000_000), ("4_096", 4096)]
+)
+def test_lengths_as_people_write_them(text: str, number: int) -> None:
+    assert Count(1).convert(text, None, None) == number
+    assert numbers(None, click.Option(["--lengths"]), f"7,{text}") == [7, number]
+
+
+@pytest.mark.parametrize("text", ["32kb", "k", "1e3", "-32k", "1.5", "0x10", "9999999999m"])
+def test_what_is_no_length(text: str) -> None:
+    with pytest.raises(click.UsageError, match="not a whole number"):
+        Count(1).convert(text, None, None)
+    with pytest.raises(ConfigError, match="--lengths is"):
+        numbers(None, click.Option(["--lengths"]), text)
 
 
 def test_more_log_probabilities_than_tokens(folder: Path) -> None:

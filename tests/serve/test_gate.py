@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ def test_with_keys_everything_but_health_needs_one() -> None:
         assert server.client.get("/v1/models", headers=other).status_code == 200
         far = server.client.get("/v1/models", headers={**key, "host": "model.example"})
         assert far.status_code == 200, "who has a key may use any name"
+
+
+def test_every_request_is_a_line_of_the_log_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "coattn.serve.gate")
+    with serving() as server:
+        server.post("/v1/chat/completions", HELLO, headers={"x-request-id": "mine"})
+        server.client.get("/no%0Asuch")
+    lines = {each.levelname: each.getMessage() for each in caplog.records}
+    assert re.fullmatch(r"POST /v1/chat/completions: 200 in \d+\.\d\d s, request mine", lines["INFO"])
+    assert lines["DEBUG"].startswith("GET /no%0Asuch: 404 in ")
 
 
 def test_no_page_may_ask_unless_its_origin_is_allowed() -> None:

@@ -16,6 +16,8 @@ from tests.cli.run import coattn
 from tests.serve.running import HELLO
 from tests.tools.evaluate.tiny import save_model
 
+from tests.cli.test_bad_input import assert_refused
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,7 +36,8 @@ def test_sigterm_under_load_ends_every_stream_properly(folder: Path) -> None:
             url = url or (found[0] if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)) else "")
             if line.startswith("ready:"):
                 break
-        assert url, said
+        assert said[:2] == [f"listening on {url}\n", f"loading {folder}; requests get a 503 meanwhile\n"]
+        assert f"a chat is at {url}/, OpenAI's API at {url}/v1" in said[-1]
         rest = threading.Thread(target=lambda: said.extend(process.stderr or ()))
         rest.start()
         client = httpx.Client(base_url=url, timeout=60, trust_env=False)
@@ -72,6 +75,11 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert "error:" in done.stderr
     assert "hint:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coattn.cli.serve.NEEDED", ("fastapi", "no_such_package"))
+    assert_refused(coattn("serve"), "Serving needs no_such_package", "Run `pip install no_such_package`, or ")
 
 
 def test_settings_under_which_nothing_can_be_answered_are_refused_at_the_start(folder: Path) -> None:

@@ -16,7 +16,7 @@ import click
 from coattn.cli.output import stages
 from coattn.errors import ConfigError
 from coattn.part import MOST, MOST_BATCH
-from coattn.units import parse_bytes
+from coattn.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from coattn.hf.load import Check, Loaded
@@ -26,13 +26,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
+THOUSANDS = re.compile(r"[0-9]+(\.[0-9]+)?(k|m)i?", re.IGNORECASE)
+
+
+def whole(text: str) -> int:
+    """`"4096"`, `"32k"` -> a number. Raises ValueError otherwise."""
+    if THOUSANDS.fullmatch(text.strip()):
+        try:
+            return parse_count(text, "A number")
+        except ConfigError as error:
+            raise ValueError from error
+    if not WHOLE.fullmatch(text.strip()):
+        raise ValueError
+    return int(text)
 
 
 class Count(click.IntRange):
     """A whole number, at most `MOST`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and not WHOLE.fullmatch(value.strip()):
+        try:
+            value = whole(value) if isinstance(value, str) else value
+        except ValueError:
             self.fail(f"{value!r} is not a whole number.", param, ctx)
         number = super().convert(value, param, ctx)
         if number > MOST:
@@ -63,7 +78,7 @@ def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | Non
     if value is None:
         return None
     try:
-        made = [int(part) for part in value.split(",")]
+        made = [whole(part) for part in value.split(",")]
     except ValueError:
         made = []
     most = MOST_BATCH if parameter.name == "batch" else MOST
@@ -136,7 +151,7 @@ def method_options(default: str | None = "full") -> Callable[[F], F]:
 def length_option(what: str) -> Callable[[F], F]:
     """--max-length."""
     default = "the model's positions, or as many as fit in memory"
-    return count_option("--max-length", None, f"Longest {what} in tokens.  [default: {default}]", 2)
+    return count_option("--max-length", None, f"Longest {what} in tokens, such as 32k.  [default: {default}]", 2)
 
 
 sampling_options = join(

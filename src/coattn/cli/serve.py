@@ -133,14 +133,15 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
         return llm
 
     def say(llm: LLM) -> None:
-        name = llm.composed.method.name
-        size = f"{llm.max_length:,} tokens, {llm.runner.slots} at a time"
-        err.print(f"ready: {llm.name} under {name}, {size}", highlight=False, soft_wrap=True)
+        name, size = llm.composed.method.name, f"{llm.max_length:,} tokens, {llm.runner.slots} at a time"
+        where = f"a chat is at {url}/, OpenAI's API at {url}/v1"
+        err.print(f"ready: {llm.name} under {name}, {size}; {where}", highlight=False, soft_wrap=True, markup=False)
 
     service = Service(settings, open_engine)
     service.engine.opened = say
-    shown = f"[{host}]" if ":" in host else host
-    err.print(f"listening on http://{shown}:{service.port}", highlight=False, soft_wrap=True, markup=False)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{service.port}"
+    err.print(f"listening on {url}", highlight=False, soft_wrap=True, markup=False)
+    err.print(f"loading {engine.model}; requests get a 503 meanwhile", highlight=False, soft_wrap=True, markup=False)
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)
@@ -151,7 +152,8 @@ def check_serve() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"Serving needs {', '.join(missing)}, which is not installed.", 'Run `pip install "coattn[serve]"`.'
+            f"Serving needs {', '.join(missing)}, which is not installed.",
+            f'Run `pip install {" ".join(missing)}`, or `pip install ".[serve]"` in a checkout of coattn.',
         )
 
 

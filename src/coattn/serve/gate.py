@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
+import time
 import uuid
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,11 +24,13 @@ PUBLIC_FOLDER = "/page/"
 """The page's own files need none either."""
 TENANT = "coattn.tenant"
 """In a request's scope: whose it is, by the hash of the key."""
+log = logging.getLogger(__name__)
 WORD = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """Refuses who has no key. Without keys, only names of this machine are answered to.
+    """Refuses who has no key. Without keys, only names of this machine are answered to. Every request is a line of the
+    log; those that only look, as pages and probes do many times a minute, are debug lines.
 
     That last rule keeps a web page from reaching a server on localhost under a name that it has pointed there.
     """
@@ -42,17 +47,22 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         name = given if WORD.fullmatch(given) else uuid.uuid4().hex
+        start, status = time.perf_counter(), 0
 
         async def mark(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
         refused = self._refuse(scope, headers)
-        if refused is None:
-            await self.app(scope, receive, mark)
-        else:
-            await refused.response()(scope, receive, mark)
+        try:
+            await (self.app if refused is None else refused.response())(scope, receive, mark)
+        finally:
+            level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
+            what, seconds = f"{scope['method']} {quote(scope['path'])}", time.perf_counter() - start
+            log.log(level, "%s: %s in %.2f s, request %s", what, status or "no answer", seconds, name)
 
     def _refuse(self, scope: Scope, headers: Headers) -> ApiError | None:
         path: Any = scope["path"]
