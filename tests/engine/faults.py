@@ -270,7 +270,7 @@ class Scenario:
         self.ask("before", [*PREFIX, *ids(3, 2)])
         self.finish()
         self._clean()  # nothing is shared with what the next ones read
-        free, held = dict(llm.runner.free()), dict(llm.ledger.held)
+        free, held = dict(llm.runner.runtime.free_bytes()), dict(llm.ledger.held)
         if phase in ("prefix", "disk"):
             self.ask("stores", [*PREFIX, *ids(5, 3)])
             self.finish()
@@ -315,8 +315,8 @@ class Scenario:
             self.ask(f"hit {i}", [*PREFIX, *ids(8 + i, 11)])
         self.finish()
         self._clean()
-        if dict(llm.runner.free()) != free:
-            self.played.problems.append(f"leak: {dict(llm.runner.free())} bytes free, {free} before")
+        if dict(llm.runner.runtime.free_bytes()) != free:
+            self.played.problems.append(f"leak: {dict(llm.runner.runtime.free_bytes())} bytes free, {free} before")
         if dict(llm.ledger.held) != held:
             self.played.problems.append(f"leak: {dict(llm.ledger.held)} bytes held, {held} before")
         if self.runtime.busy():

@@ -113,7 +113,7 @@ def check_tables(engine: coattn.LLM) -> None:
 def in_order(engine: coattn.LLM) -> None:
     """Counts of blocks are right, and with nobody running all of them are free."""
     check_tables(engine)
-    assert dict(engine.runner.free()) == engine.engine.scheduler.admission.capacity
+    assert dict(engine.runner.runtime.free_bytes()) == engine.engine.scheduler.admission.capacity
 
 
 class Only:

@@ -21,8 +21,9 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
         room.check(Request(0, [0] * 200, SamplingParams(), 200))
 
 
-def test_of_several_devices_the_fullest_is_named() -> None:
-    room = Admission(Blocks(100 * 2, None), 200, lambda tier: ("cuda:1", 0.25))
+def test_of_several_devices_the_fullest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Blocks, "fullest", lambda *_: ("cuda:1", 0.25))
+    room = Admission(Blocks(100 * 2, None), 200)
     with pytest.raises(BudgetError, match=r"needs 100 B .* of cuda:1 to itself, but 50 B are left"):
         room.check(Request(0, [0] * 30, SamplingParams(), 80))
 

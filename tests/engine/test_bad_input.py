@@ -155,7 +155,7 @@ def test_a_model_in_training_is_refused() -> None:
 
 def test_a_budget_too_small_for_one_request_names_the_need() -> None:
     with llm("full", max_batch=1) as probe:
-        need = probe.engine.runner.needs(64)["gpu"]
+        need = probe.engine.runner.runtime.bytes_for(64)["gpu"]
     with llm("full", gpu_kv=3 * need) as engine:
         assert engine.generate(prompt(30), greedy(30))[0].error is None
         with pytest.raises(BudgetError, match="200 tokens with up to 56 new ones needs") as caught:

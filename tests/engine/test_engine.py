@@ -30,7 +30,7 @@ def assert_empty(engine: coattn.LLM) -> None:
     """Everything that sequences can have is there again."""
     scheduler = engine.engine.scheduler
     assert (scheduler.running, list(scheduler.waiting), engine.engine.inbox.live) == ([], [], {})
-    assert dict(engine.engine.runner.free()) == scheduler.admission.capacity
+    assert dict(engine.engine.runner.runtime.free_bytes()) == scheduler.admission.capacity
 
 
 @pytest.mark.parametrize(("method", "params"), WHOLE)
@@ -68,7 +68,7 @@ def test_preemption_changes_no_text(method: str) -> None:
     params = [greedy(90, ignore_eos=True)] * len(ids)
     model = small()
     with llm("full", max_batch=1) as probe:
-        bytes_per_token = probe.engine.runner.needs(256)["gpu"] // 256
+        bytes_per_token = probe.engine.runner.runtime.bytes_for(256)["gpu"] // 256
     with coattn.LLM((model, None), method, max_batch=5, max_length=256, chunk=32, block=8) as roomy:
         want = [each.token_ids for each in roomy.generate(ids, params)]
         assert roomy.report()["preemptions"] == 0
@@ -308,7 +308,7 @@ def test_an_interrupt_leaves_everything_freed(where: str, monkeypatch: pytest.Mo
     with llm("offload") as engine:
         ids = [prompt(n) for n in (9, 40, 20, 30, 11)]
         want = [each.token_ids for each in engine.generate(ids, greedy(20))]
-        free = dict(engine.engine.runner.free())
+        free = dict(engine.engine.runner.runtime.free_bytes())
         target = engine.engine.sampler if where == "draw" else engine.engine.runner.runtime
         real, calls = getattr(target, where), []
 
@@ -324,7 +324,7 @@ def test_an_interrupt_leaves_everything_freed(where: str, monkeypatch: pytest.Mo
             with pytest.raises(KeyboardInterrupt):
                 engine.generate(ids, greedy(20))
         assert_empty(engine)
-        assert dict(engine.engine.runner.free()) == free
+        assert dict(engine.engine.runner.runtime.free_bytes()) == free
         assert bystander.result().finish_reason == "cancelled"
         assert [each.token_ids for each in engine.generate(ids, greedy(20))] == want
 

@@ -27,7 +27,7 @@ def test_lost_workers_cost_a_step_and_nobody_a_token(fault: str) -> None:
     with llm("cpu", max_batch=2, window_blocks=1) as engine:
         runner = engine.engine.runner
         want = engine.generate(prompt(LONG), params)[0].token_ids
-        held, free = dict(engine.ledger.held), dict(runner.free())
+        held, free = dict(engine.ledger.held), dict(runner.runtime.free_bytes())
         handles = [engine.submit(prompt(LONG), params) for _ in range(3)]
         while len(handles[1].output().token_ids) < 5:
             engine.step()
@@ -38,7 +38,7 @@ def test_lost_workers_cost_a_step_and_nobody_a_token(fault: str) -> None:
         assert engine.report()["failed_steps"] == 1
         for handle in handles:
             assert handle.result().token_ids == want, "new workers have tried the step again"
-        assert dict(runner.free()) == free
+        assert dict(runner.runtime.free_bytes()) == free
         assert engine.ledger.held == held
         assert engine.generate([prompt(LONG)] * 3, params)[2].token_ids == want
 

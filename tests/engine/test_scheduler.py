@@ -136,7 +136,7 @@ def test_everyone_gets_through(
         assert steps < 50 * (left + 10), "it never ends"
     assert sorted(r.id for r in play.ended) == [r.id for r in play.made]
     assert play.memory.held == {}
-    assert play.memory.free() == play.scheduler.admission.capacity
+    assert play.memory.free_bytes() == play.scheduler.admission.capacity
     assert play.admitted == sorted(play.admitted), "first come, first served"
 
 

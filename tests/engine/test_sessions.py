@@ -163,14 +163,14 @@ def test_whatever_is_damaged_is_refused_and_the_next_answer_is_right(
     half = (len(data) // 2) & ~7
     damaged += [whole + b"\0", whole[: data[half]] + whole[data[0] : data[half]] + whole[data[0] + 2 * half :]]
     with engine("hgca", tmp_path) as llm:
-        free = dict(llm.runner.free())
+        free = dict(llm.runner.runtime.free_bytes())
         for made in damaged:
             (tmp_path / f"talk{SUFFIX}").write_bytes(made)
             with pytest.raises(InputError) as refused:
                 llm.session("talk")
             assert str(refused.value).count("\n") == 0
             assert refused.value.hint
-        assert dict(llm.runner.free()) == free
+        assert dict(llm.runner.runtime.free_bytes()) == free
         assert llm.report()["sessions_stored"] == 0
         (tmp_path / f"talk{SUFFIX}").write_bytes(whole)
         assert llm.session("talk").ask(TURNS[1], PARAMS).token_ids == want
@@ -279,4 +279,4 @@ def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:
         session.close()
         assert handle.result().finish_reason == "cancelled"
         assert llm.report()["sessions_stored"] == 0
-        assert dict(llm.runner.free()) == llm.engine.scheduler.admission.capacity
+        assert dict(llm.runner.runtime.free_bytes()) == llm.engine.scheduler.admission.capacity

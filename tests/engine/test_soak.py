@@ -36,7 +36,7 @@ def test_thousands_of_steps(method: str) -> None:
         options["window_blocks"] = 2
     with coattn.LLM((small(layers=1), tokenizer()), method, **options) as engine:
         alone = [engine.generate(ids, greedy(count))[0] for ids, count in kinds]
-        held, empty = dict(engine.ledger.held), dict(engine.engine.runner.free())
+        held, empty = dict(engine.ledger.held), dict(engine.engine.runner.runtime.free_bytes())
         live: list[tuple[int, Handle]] = []
         finished = cancelled = 0
         marks: list[tuple[int, int]] = []
@@ -67,7 +67,7 @@ def test_thousands_of_steps(method: str) -> None:
                 marks.append((len(gc.get_objects()), resident()))
         for _, handle in live:
             handle.cancel()
-        assert dict(engine.engine.runner.free()) == empty
+        assert dict(engine.engine.runner.runtime.free_bytes()) == empty
         assert finished > steps / 40
         assert cancelled > steps / 200
         assert marks[1][0] - marks[0][0] < 500, "objects pile up"

@@ -73,7 +73,7 @@ def test_packed_calls_equal_transformers(family: str, device: torch.device) -> N
                 error = max((a - b.cpu()).abs().max().item() for a, b in zip(exact, packed(runner, chunk), strict=True))
                 assert 0 < error <= allowed, f"{method}, chunk {chunk}: error {error:.3g}, allowed {allowed:.3g}"
                 for slot in range(3):
-                    runner.forget(slot, LENGTHS[slot] + 12)
+                    runner.runtime.truncate(slot, LENGTHS[slot] + 12, 0)
             runner.runtime.release()
 
 

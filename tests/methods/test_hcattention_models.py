@@ -36,7 +36,7 @@ def test_preemption_under_tight_budgets_changes_no_text() -> None:
     exact = {"max_batch": 5, "groups": 0, "tau": 1}
     with llm("hcattention", **exact) as roomy:
         want = [each.token_ids for each in roomy.generate(ids, params)]
-        token = {tier: count // 256 for tier, count in roomy.engine.runner.needs(256).items()}
+        token = {tier: count // 256 for tier, count in roomy.engine.runner.runtime.bytes_for(256).items()}
         window = roomy.ledger.held["gpu"] - 5 * 256 * token["gpu"]
     read = 256 * 2 * token["host"]  # keys and values of one prompt, where GPU memory has no room for them
     for tight in ({"gpu_kv": window + 300 * token["gpu"]}, {"host_kv": 300 * token["host"] + read}):

@@ -64,7 +64,7 @@ def test_a_closed_socket_cancels_at_once(
     server: Running, monkeypatch: pytest.MonkeyPatch, streams: bool, half: bool
 ) -> None:
     slow(server, monkeypatch)
-    before, held, free = counts(server), dict(server.llm.ledger.held), dict(server.llm.runner.free())
+    before, held, free = counts(server), dict(server.llm.ledger.held), dict(server.llm.runner.runtime.free_bytes())
     sockets = [send(server, {**LONG, "stream": streams, "n": 2}) for _ in range(3)]
     scheduler = server.llm.engine.scheduler
     server.until(lambda: len(scheduler.running) == 4 and len(scheduler.waiting) == 2)
@@ -79,7 +79,7 @@ def test_a_closed_socket_cancels_at_once(
     assert time.monotonic() - start < 4.0, "long before the answers would have ended"
     assert counts(server)["cancelled"] == before["cancelled"] + 6
     assert not server.service.engine.calls
-    assert (dict(server.llm.ledger.held), dict(server.llm.runner.free())) == (held, free)
+    assert (dict(server.llm.ledger.held), dict(server.llm.runner.runtime.free_bytes())) == (held, free)
     for each in sockets:
         each.close()
     assert server.post(CHAT, HELLO).status_code == 200

@@ -57,13 +57,13 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, object]) -> str:
 def test_a_crowd() -> None:
     with serving(max_waiting=2 * AT_ONCE) as server:  # those who leave wait until the engine has seen it
         want = {i: server.llm.submit(list(f"number {i}".encode()), greedy(12)).result().text for i in range(5)}
-        before = (dict(server.llm.ledger.held), dict(server.llm.runner.free()))
+        before = (dict(server.llm.ledger.held), dict(server.llm.runner.runtime.free_bytes()))
         count = asyncio.run(crowd(server, want))
         assert count["answered"] + count["left"] == REQUESTS
         assert count["left"] > 0
         server.until_idle()
         assert not server.service.engine.calls
-        assert (dict(server.llm.ledger.held), dict(server.llm.runner.free())) == before
+        assert (dict(server.llm.ledger.held), dict(server.llm.runner.runtime.free_bytes())) == before
         ended = server.llm.report()["requests"]
         assert ended["error"] == 0
         assert ended["length"] + ended["stop"] >= count["answered"] + 5

@@ -102,12 +102,12 @@ def test_a_prompt_that_does_not_fit_there_is_no_fault_of_the_process(monkeypatch
         with local(method="cpu", block=8, host_kv=64 * tokens) as server:
             address = str(server.address)
             with RemotePrefill(engine, address, fallback=False) as remote:
-                free = engine.runner.free()
+                free = engine.runner.runtime.free_bytes()
                 with pytest.raises(BudgetError, match=f"{address} could not read the prompt: .*host_kv") as caught:
                     remote.read(prompt(200))
                 assert caught.value.hint
                 assert [each() for each in taken] == [None], "its memory is let go of, also while the error lives"
-                assert engine.runner.free() == free
+                assert engine.runner.runtime.free_bytes() == free
                 short = remote.read(prompt(20))
                 assert isinstance(short, Prefilled), "the next one is read there at once"
                 engine.generate(short, greedy(4))

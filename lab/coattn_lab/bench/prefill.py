@@ -192,7 +192,7 @@ def _read(model: Any, case: Case, ledger: Ledger, ids: list[int]) -> tuple[float
         first = min(2 * chunk, len(ids))
         for history in range(0, first, chunk):
             runner.extend(0, ids[history : min(history + chunk, first)], history, history + chunk >= first)
-        runner.forget(0, first)
+        runner.runtime.truncate(0, first, 0)
         _synchronise(session.device)
         start = time.perf_counter()
         logits = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from coattn.cache.ledger import PLACE
 from coattn.engine.request import Request
-from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError, InputError
+from coattn.step.runtime import Runtime
 from coattn.types import Tier
 from coattn.units import format_bytes
 
@@ -33,18 +33,13 @@ class Excess(NamedTuple):
 
 
 class Admission:
-    """The bytes of a runner's memory, made when no sequence is in it."""
+    """The bytes of a runtime's memory, made when no sequence is in it."""
 
-    def __init__(
-        self, memory: Runner, longest: int, fullest: Callable[[Tier], tuple[str, float]] = lambda _: ("", 1.0)
-    ) -> None:
-        """longest: tokens of a sequence at most.
-
-        fullest: of several devices, the name of the one with the least room in a tier, and its share of a sequence.
-        """
-        self.memory, self.longest, self._fullest = memory, longest, fullest
-        self.capacity = dict(memory.free())
-        self._needs = lru_cache(maxsize=1 << 14)(memory.needs)
+    def __init__(self, memory: Runtime, longest: int) -> None:
+        """longest: tokens of a sequence at most."""
+        self.memory, self.longest = memory, longest
+        self.capacity = dict(memory.free_bytes())
+        self._needs = lru_cache(maxsize=1 << 14)(memory.bytes_for)
 
     def check(self, request: Request) -> None:
         """Raises InputError for a prompt that is too long, BudgetError for a request that could never fit."""
@@ -79,13 +74,13 @@ class Admission:
     def excess(self, growth: Iterable[tuple[int, int]]) -> Excess | None:
         """What is missing for sequences to grow, each from so many stored tokens to so many; None where all can."""
         wanted = self._grown({}, growth)
-        return _excess(wanted, self.memory.free()) if any(wanted.values()) else None
+        return _excess(wanted, self.memory.free_bytes()) if any(wanted.values()) else None
 
     def fits(self, tokens: int, saved: Mapping[Tier, int], growth: Iterable[tuple[int, int]]) -> bool:
         """Whether another sequence of so many tokens fits, with others that grow. saved: bytes of it that are there
         anyway."""
         own = {tier: count - saved.get(tier, 0) for tier, count in self._needs(tokens).items()}
-        return _excess(self._grown(own, growth), self.memory.free()) is None
+        return _excess(self._grown(own, growth), self.memory.free_bytes()) is None
 
     def _grown(self, wanted: dict[Tier, int], growth: Iterable[tuple[int, int]]) -> dict[Tier, int]:
         """The same, and what other sequences take to grow."""
@@ -98,7 +93,7 @@ class Admission:
 
     def too_small(self, request: Request, excess: Excess) -> BudgetError:
         """A request has the memory to itself, and still does not fit."""
-        tier, (device, share) = excess.tier, self._fullest(excess.tier)
+        tier, (device, share) = excess.tier, self.memory.fullest(excess.tier)
         wanted, there = round(excess.wanted * share), round(excess.there * share)
         return BudgetError(
             f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones "

@@ -345,7 +345,7 @@ class Engine:
         """
         handles = self.inbox.clear()
         for slot in range(self.runner.slots):
-            self.runner.forget(slot, self.longest)
+            self.runner.runtime.truncate(slot, self.longest, 0)
         self.store.clear()
         self.counts["preemptions"] += self.scheduler.preemptions
         self.scheduler = self._new_scheduler()
@@ -361,11 +361,11 @@ class Engine:
         runner, runtime = self.runner, self.runner.runtime
         mixes, blockwise = runtime.unmixed() is None, runtime.composed.blockwise
         return Scheduler(
-            Admission(runner, self.longest, runtime.fullest),
+            Admission(runtime, self.longest),
             runner.slots,
             self.chunk_policy,
             mixes,
-            runner.busy,
+            runtime.busy,
             tail=0 if blockwise is None else blockwise.question,
             store=self.store,
         )

@@ -131,7 +131,7 @@ class Scheduler:
         slot, stored = request.in_slot, request.stored
         request.slot, request.stored = None, 0
         self._slots.append(slot)
-        self.admission.memory.forget(slot, stored)
+        self.admission.memory.truncate(slot, stored, 0)
 
     def _admit(self) -> None:
         while self.waiting and self._slots:
@@ -140,15 +140,13 @@ class Scheduler:
             if self.store is not None and not self.store.loaded(self.waiting[0], wait=not self.running):
                 return
             request = self.waiting.pop(0)
-            hit, request.slot = None, min(self._slots)
-            if self.store is not None:
-                hit = self.store.lookup(request)
+            request.slot = min(self._slots)
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()
             insort(self.running, request, key=_rank)
-            if self.store is not None and hit is not None:
-                self.store.attach(request, hit)
+            if self.store is not None:
+                self.store.attach(request)
 
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""

@@ -186,7 +186,7 @@ class EngineThread:
         now = time.monotonic()
         if self.sample is None or now - self.sample.at >= SAMPLE:
             watched = now < self.watched
-            self.sample = Sample(now, dict(llm.runner.free()), llm.trace() if watched else None)
+            self.sample = Sample(now, dict(llm.runner.runtime.free_bytes()), llm.trace() if watched else None)
             if watched:
                 running = list(llm.engine.scheduler.running)
                 seen.look([(each.slot, each.stored) for each in running if each.slot is not None])

@@ -89,7 +89,7 @@ def _request(llm: LLM, seen: Seen | None, request: Request) -> Json:
         "new_tokens": len(request.output),
         "limit_tokens": request.limit,
         "preemptions": request.preemptions,
-        "kv_bytes": dict(llm.runner.needs(request.stored)),
+        "kv_bytes": dict(llm.runner.runtime.bytes_for(request.stored)),
         "cells": _cells(llm, seen, request),
     }
 

@@ -69,7 +69,7 @@ class World:
 
     def leave(self, slot: int) -> None:
         for runner in (self.plain, self.captured):
-            runner.forget(slot, self.history[slot])
+            runner.runtime.truncate(slot, self.history[slot], 0)
         del self.history[slot]
 
     def steps(self, count: int) -> None:

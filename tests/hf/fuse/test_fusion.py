@@ -63,7 +63,7 @@ def test_prompts_are_read_in_fused_forms(family: str) -> None:
             logits = runner.extend(0, ids[12:], 12, True)
             assert logits is not None
             found.append(logits.clone())
-            runner.forget(0, len(ids))
+            runner.runtime.truncate(0, len(ids), 0)
             assert all("forward" not in module.__dict__ for module in model.modules())
         torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
         assert len(entered) == 2, "once for each chunk"

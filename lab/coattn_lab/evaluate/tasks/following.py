@@ -118,5 +118,5 @@ def _batch(
     finally:
         for slot, length in enumerate(stored):
             if length:
-                runner.forget(slot, length)
+                runner.runtime.truncate(slot, length, 0)
     return found

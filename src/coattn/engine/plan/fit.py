@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -37,8 +35,7 @@ def longest(layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, ba
         runtime = Runtime(ghosts, composed, ledger.blank(), batch, tokens, fixed=True, padding=padding)
     except BudgetError:
         return 0
-    memory: Any = SimpleNamespace(needs=runtime.bytes_for, free=runtime.free_bytes)
-    most = Admission(memory, tokens).most()
+    most = Admission(runtime, tokens).most()
     runtime.release()
     return most
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from coattn.parts.handover.mailbox import Span
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.step.trace.step import StepTrace, Timing, step_trace
-from coattn.types import Phase, Step, Tier
+from coattn.types import Phase, Step
 
 
 class Chunk(NamedTuple):
@@ -57,14 +57,6 @@ class Runner:
         if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
             session.look_ahead()
 
-    def needs(self, tokens: int) -> Mapping[Tier, int]:
-        """Bytes of each tier that a sequence of so many tokens takes, of what the slots share."""
-        return self.runtime.bytes_for(tokens)
-
-    def free(self) -> Mapping[Tier, int | None]:
-        """Bytes of each tier that sequences can still be given; None: no limit."""
-        return self.runtime.free_bytes()
-
     def extend(
         self,
         slot: int,
@@ -78,10 +70,7 @@ class Runner:
         They are wanted of the last chunk of a prompt. on_layer_boundary: called between two layers; may `decode` other
         slots.
         """
-        step = step_of([Chunk(slot, tokens, history, want_logits)])
-        positions = torch.arange(history, history + len(tokens))
-        rows = slice(-1, None) if want_logits else None
-        return self._run(step, tokens, positions, rows, on_layer_boundary=on_layer_boundary)
+        return self.mix([Chunk(slot, tokens, history, want_logits)], (), (), (), on_layer_boundary)
 
     @torch.no_grad()
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
@@ -165,14 +154,6 @@ class Runner:
     def timing(self) -> Timing | None:
         """When the last `decode` ran, and what a GPU waited for; None where nobody measured it."""
         return None  # the host's clock does not see what a GPU does
-
-    def busy(self) -> set[int]:
-        """Slots that a decode step would have to wait for, since something is still done for them off the steps."""
-        return self.runtime.busy()
-
-    def forget(self, slot: int, length: int) -> None:
-        """Gives back all `length` tokens of a slot. A length above what is stored is allowed."""
-        self.runtime.truncate(slot, length, 0)
 
     def close(self) -> None:
         """Gives every byte back and leaves the model as it was."""

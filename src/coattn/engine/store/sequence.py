@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,34 +102,17 @@ def unpack(
     return ParkedSequence(tokens, shareable_tokens, [Snapshot(i, x) for i, x in zip(ids, slot_only, strict=True)])
 
 
-@dataclass(frozen=True)
-class Hit:
-    """What is stored of a request's tokens: a parked sequence with its key; else a chain of nodes; or neither."""
-
-    key: ParkKey | None = None
-    parked: ParkedSequence | None = None
-    nodes: Sequence[PrefixNode] = ()
+def fill(runtime: Runtime, slot: int, tokens: int, kept: Sequence[Snapshot]) -> int:
+    """A slot gets what was kept of a sequence; `announce` follows -> the bytes that were copied."""
+    pairs = zip(runtime.groups, kept, strict=True)
+    return sum(group.cache.gpu.put(slot, tokens, own, averages_of(group)) for group, own in pairs)
 
 
-class SlotAssignment:
-    """Between steps, on the engine's thread."""
-
-    def __init__(self, runtime: Runtime, counts: Counter[str]) -> None:
-        """counts: gets the bytes that are copied."""
-        self.runtime, self._counts = runtime, counts
-
-    def fill(self, slot: int, tokens: int, kept: Sequence[Snapshot], step: Step | None) -> None:
-        """step: what the sequence looks like to maintenance; None: `announce` follows."""
-        for group, own in zip(self.runtime.groups, kept, strict=True):
-            self._counts["copied_bytes"] += group.cache.gpu.put(slot, tokens, own, averages_of(group))
-        if step is not None:
-            self.announce(slot, tokens, step)
-
-    def announce(self, slot: int, tokens: int, step: Step) -> None:
-        """Tells maintenance and index of a sequence that they have not seen growing."""
-        for group in self.runtime.groups:
-            group.maintenance.plan(step)
-            group.index.truncate(slot, tokens)
+def announce(runtime: Runtime, slot: int, tokens: int, step: Step) -> None:
+    """Tells maintenance and index of a sequence that they have not seen growing. step: what it looks like to them."""
+    for group in runtime.groups:
+        group.maintenance.plan(step)
+        group.index.truncate(slot, tokens)
 
 
 def averages_of(group: LayerGroup) -> dict[int, Any]:

@@ -21,7 +21,7 @@ from coattn.engine.store.files import FileCache
 from coattn.engine.store.keys import common_tokens
 from coattn.engine.store.parked import ParkedStore
 from coattn.engine.store.prefix import PrefixCache
-from coattn.engine.store.sequence import Hit, ParkedSequence, ParkKey, SlotAssignment, unpack
+from coattn.engine.store.sequence import ParkedSequence, ParkKey, announce, fill, unpack
 from coattn.engine.store.sharing import PrefixSharing, resume_blocker
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 class SequenceStore:
-    """Between steps, on the engine's thread: `lookup` says what is stored of a request, `attach` gives it to its slot,
-    and `release` keeps what it leaves there."""
+    """Between steps, on the engine's thread: `attach` gives a slot what is stored of a request, and `release` keeps
+    what it leaves there."""
 
     def __init__(self, runtime: Runtime, model: bytes, shares: bool = True, files: FileCache | None = None) -> None:
         """model: its fingerprint. shares: whether requests share prefixes; sessions go on in any case.
@@ -47,8 +47,7 @@ class SequenceStore:
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self.slots = SlotAssignment(runtime, self.counts)
-        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, self.slots, model, shares, self.counts)
+        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, model, shares, self.counts)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
         self._takes_back = not runtime.composed.exact and not whole
@@ -60,27 +59,17 @@ class SequenceStore:
 
     # requests
 
-    def lookup(self, request: Request) -> Hit:
-        """What is stored of a request's tokens. Changes nothing."""
-        if request.given is not None and not request.given.transferred:
-            return Hit()
-        for key in (("request", request.id), self._session_key(request)):
-            parked = self.parked.get(key)
-            if parked is not None:
-                return Hit(key, parked)
-        return Hit(nodes=self.sharing.match(request))
-
     def loaded(self, request: Request, wait: bool) -> bool:
         """Whether what a request would go on from is in memory by now, not on its way from the disk. wait: until it
         is."""
         keys = (("request", request.id), ("session", request.session))
         return all(self.parked.loaded(self.parked.get(key), wait) for key in keys)
 
-    def attach(self, request: Request, hit: Hit) -> None:
+    def attach(self, request: Request) -> None:
         """A request has got an empty slot: it begins with what is stored. If that fails, it reads its tokens."""
         if request.given is not None and not request.given.transferred:
             return
-        self._try(self._attach, request, hit)
+        self._try(self._attach, request)
         self.sharing.cursor(request).first = request.cached is None
         if request.cached is None:
             request.cached = request.stored
@@ -189,18 +178,17 @@ class SequenceStore:
             "disk": None if self.disk is None else self.disk.describe(),
         }
 
-    def _attach(self, request: Request, hit: Hit) -> None:
-        if hit.key is not None and hit.key[0] != "request":
-            for kind in ("session", "before"):
-                if (kind, request.session) != hit.key:
-                    self.parked.close((kind, request.session))
-        nodes = list(hit.nodes)
-        if hit.key is not None:
-            parked = self.parked.take(hit.key)
+    def _attach(self, request: Request) -> None:
+        own = parked = self.parked.take(("request", request.id))
+        if own is None:
+            parked = self.parked.take(self._session_key(request))
             if parked is not None:
-                self._resume(request, parked, hit.key[0] == "request")
-            nodes = [] if request.stored else self.sharing.match(request)
-        self.sharing.attach(request, nodes)
+                for kind in ("session", "before"):
+                    self.parked.close((kind, request.session))
+        if parked is not None:
+            self._resume(request, parked, own is not None)
+        if not request.stored:
+            self.sharing.attach(request, self.sharing.match(request))
 
     def _resume(self, request: Request, parked: ParkedSequence, own: bool) -> None:
         """The slot gets a parked sequence, as far as the request's tokens are the same, and if there is room.
@@ -222,10 +210,10 @@ class SequenceStore:
             return
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
         try:
-            self.slots.fill(slot, length, back.groups, step if left == length else None)
+            self.counts["copied_bytes"] += fill(self.runtime, slot, length, back.groups)
             if left < length:
                 self.runtime.truncate(slot, length, left)
-                self.slots.announce(slot, left, step)
+            announce(self.runtime, slot, left, step)
         except BaseException:
             self.parked.drop(back)
             raise
@@ -292,10 +280,10 @@ class SequenceStore:
                 ahead.append(request)
         return [each for each in readers if each in ahead and (each.cursor is None or each.cursor.load is None)]
 
-    def _try(self, work: Callable[..., T], request: Request, given: object) -> T | None:
+    def _try(self, work: Callable[..., T], request: Request, *given: object) -> T | None:
         """Whatever fails on the way from what is stored to a slot costs time alone: the request reads its text."""
         try:
-            return work(request, given)
+            return work(request, *given)
         except Exception:
             log.warning("what is stored of a request cannot be used, so it is read again", exc_info=True)
             self._begin_afresh(request)

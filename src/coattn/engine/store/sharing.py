@@ -15,7 +15,7 @@ from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.engine.store.prefix import PrefixCache, PrefixCursor
 from coattn.engine.store.sealed import explain
-from coattn.engine.store.sequence import SlotAssignment
+from coattn.engine.store.sequence import announce, fill
 from coattn.errors import BudgetError
 from coattn.part import MOST
 from coattn.step.runtime import Runtime
@@ -59,15 +59,14 @@ class PrefixSharing:
         runtime: Runtime,
         blocks: StoredBlocks,
         prefixes: PrefixCache,
-        slots: SlotAssignment,
         model: bytes,
         shares: bool,
         counts: Counter[str],
     ) -> None:
         """model: its fingerprint. shares: whether requests share where they can. counts: gets the tokens that are found
-        after a request has begun."""
+        after a request has begun, and the bytes that are copied."""
         self.runtime, self.model, self.prefixes = runtime, model, prefixes
-        self._blocks, self._slots, self._counts = blocks, slots, counts
+        self._blocks, self._counts = blocks, counts
         self.blocker = sharing_blocker(runtime) if shares else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
@@ -127,7 +126,9 @@ class PrefixSharing:
         self.prefixes.use(nodes)
         cursor.nodes, cursor.shareable_tokens = nodes, tokens
         kept = [Snapshot(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
-        self._slots.fill(request.in_slot, tokens, kept, Step(Phase.PREFILL, (request.in_slot,), (0,), (tokens,)))
+        slot = request.in_slot
+        self._counts["copied_bytes"] += fill(self.runtime, slot, tokens, kept)
+        announce(self.runtime, slot, tokens, Step(Phase.PREFILL, (slot,), (0,), (tokens,)))
         request.stored = tokens
 
     def must_wait(self, request: Request, ahead: Sequence[Request]) -> bool:

@@ -145,7 +145,7 @@ def about(llm: LLM, outputs: Sequence[tuple[int, RequestOutput]]) -> Json:
                     "total_ms": _ms(each.total_s),
                     "tokens_per_s": None if each.tokens_per_s is None else round(each.tokens_per_s, 3),
                 },
-                "kv_bytes": dict(llm.runner.needs(max(0, each.prompt_tokens + each.new_tokens - 1))),
+                "kv_bytes": dict(llm.runner.runtime.bytes_for(max(0, each.prompt_tokens + each.new_tokens - 1))),
                 "preemptions": each.preemptions,
                 **({} if each.audit is None else {"audit": each.audit}),
             }

@@ -70,7 +70,7 @@ class Partner:
         if part.tokens_per_s is not None:
             text += f", {part.tokens_per_s:.1f} tokens/s"
         places = {"gpu": "in the GPU tier", "host": "in DRAM"}
-        held = self.llm.runner.needs(part.prompt_tokens + part.new_tokens - 1)
+        held = self.llm.runner.runtime.bytes_for(part.prompt_tokens + part.new_tokens - 1)
         kept = [f"{format_bytes(count)} {places.get(tier, tier)}" for tier, count in held.items() if count]
         return text + (f"; KV {', '.join(kept)}" if kept else "")
 

@@ -117,9 +117,9 @@ def turn_up_to(made: coattn.LLM, session: Session, stage: str, patch: pytest.Mon
             made.step()
             assert gate.reached.wait(60), "the choice has got there"
         assert len(handle.request.output) == 1
-        assert made.runner.busy() or stage == "over"
+        assert made.runner.runtime.busy() or stage == "over"
         end(handle)
-        assert not made.runner.busy()
+        assert not made.runner.runtime.busy()
     other.cancel()
     return handle
 
@@ -169,7 +169,7 @@ def test_a_session_that_goes_back_answers_as_if_the_turn_had_never_been(
         check_tables(made)
         session.close()
         made.generate(prompt(20, seed=5), greedy(2))
-        assert dict(made.runner.free()) == made.engine.scheduler.admission.capacity
+        assert dict(made.runner.runtime.free_bytes()) == made.engine.scheduler.admission.capacity
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -243,7 +243,7 @@ def test_one_alone_waits_and_one_that_leaves_is_waited_for(monkeypatch: pytest.M
         while not gone.request.output:
             engine.step()
         gone.cancel()
-        assert not engine.runner.busy()
+        assert not engine.runner.runtime.busy()
         assert engine.generate(prompt(90, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[2]
 
 
