@@ -3,7 +3,8 @@
     python scripts/gpu_run.py COMMIT --out tests/gpu_run.json
 
 COMMIT is the one whose files these are: a machine with a GPU may have a copy without its history. The tests run in
---processes processes on one GPU, each with tests of its own; those with the embedded model, where that is there.
+--processes processes on one GPU, each with tests of its own, and then those marked `alone`, which hold measured times
+against each other; those with the embedded model, where that is there.
 Exit code 1 where a test failed; the file says so too, and tests/test_gpu_run.py refuses it.
 """
 
@@ -44,6 +45,11 @@ def collect(marks: str, places: list[str]) -> dict[str, list[str]]:
         elif error:
             found.setdefault(error[1], []).append(error[1])
     return found
+
+
+def files_of(place: Path) -> list[Path]:
+    """The files of tests in a folder, or the one that is named."""
+    return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
 
 
 def divide(files: Mapping[str, list[str]], parts: int) -> list[list[str]]:
@@ -120,9 +126,14 @@ def main() -> int:
     ready = any(info.name == "smollm2" and info.state == "ready" for info in list_models())
     marks = "gpu" if ready else "gpu and not model"
     os.environ.setdefault("OMP_NUM_THREADS", "2")
-    lists = divide(collect(marks, given.places), given.processes)
+    lists = divide(collect(f"{marks} and not alone", given.places), given.processes)
     with ThreadPoolExecutor(max(1, len(lists))) as pool:
         done = [job.result() for job in [pool.submit(run, marks, tests) for tests in lists]]
+    timed = [
+        file for place in given.places for file in files_of(ROOT / place) if "mark.alone" in file.read_text("utf-8")
+    ]
+    if timed:  # looked for in these files alone: to import every test takes as long as to run some
+        done.append(run(f"{marks} and alone", [str(file.relative_to(ROOT)) for file in timed]))
     counts = sum((found for found, _ in done), Counter[str]())
     if given.log is not None:
         given.log.write_text("\n".join(text for _, text in done), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -76,6 +77,31 @@ def test_tests_are_divided_between_processes(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(map(len, lists)) == [7, 8]
     assert lists[0][:4] == files["a.py"][:4]
     assert len(script.divide(files, 80)) == 5
+
+
+def test_tests_that_time_something_run_alone_and_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("gpu_run", monkeypatch)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: x\n  model: x\n  alone: x\n")
+    (tmp_path / "lab").mkdir()
+    test = "import pytest\n\n@pytest.mark.gpu\ndef test_one(): pass\n\n"
+    (tmp_path / "test_a.py").write_text(test)
+    (tmp_path / "lab" / "test_b.py").write_text(f"{test}@pytest.mark.gpu\n@pytest.mark.alone\ndef test_two(): pass\n")
+    ran, plain = [], script.run
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "run", lambda marks, tests: ran.append((marks, tests)) or plain(marks, tests))
+    monkeypatch.setattr(script, "describe", lambda *words: {"counts": dict(words[2])})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("coattn.hf.models.list_models", list)
+    out = tmp_path / "run.json"
+    words = ["gpu_run.py", "0" * 40, "test_a.py", "lab", "--processes", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert script.main() == 0
+    assert json.loads(out.read_text()) == {"counts": {"passed": 3, "deselected": 1}}
+    marks = "gpu and not model"
+    assert ran == [
+        (marks, ["test_a.py::test_one", "lab/test_b.py::test_one"]),
+        (f"{marks} and alone", ["lab/test_b.py"]),
+    ]
 
 
 def test_a_process_that_dies_counts_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

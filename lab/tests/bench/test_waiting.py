@@ -56,6 +56,7 @@ def test_what_is_pulled_is_stamped_by_layer() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_who_waits_for_whom_on_a_gpu() -> None:
     few = ("--batch", "4", "--context", "32768", "--steps", "24", "--seconds", "2", "--json")
     done = coattn_lab("bench", "decode", "--shapes", "tiny", "--methods", "full,offload,cpu", *few)
