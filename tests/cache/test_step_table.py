@@ -12,11 +12,10 @@ from torch import Tensor
 from coattn.cache.block_table import BlockTable
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.ledger import Ledger
-from coattn.cache.step_table import NO_BLOCK, StepTable, TableMemory
+from coattn.cache.step_table import NO_BLOCK, HostBridge, StepTable, TableMemory
 from coattn.errors import BudgetError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
-from coattn.parts.handover.bridges import InlineBridge
 from coattn.step.runtime import Runtime
 from coattn.types import BlockList, LayerShape, Step
 
@@ -49,8 +48,8 @@ def test_numbers_are_written_for_every_row_and_lists_only_when_they_change() -> 
 def test_a_list_is_as_long_as_the_host_knows_or_as_there_is_room() -> None:
     memory = TableMemory({"gpu_lens": 0, "gpu_blocks": 3, "host_lens": 0, "host_blocks": 5}, 2, CPU)
     memory.write({"gpu_lens": [9], "host_lens": [12]}, {})
-    known = StepTable(memory, 1, 4, True, InlineBridge(), {"gpu": 9, "host": 12}).visible()
-    unknown = StepTable(memory, 2, 4, True, InlineBridge()).visible()
+    known = StepTable(memory, 1, 4, True, HostBridge(), {"gpu": 9, "host": 12}).visible()
+    unknown = StepTable(memory, 2, 4, True, HostBridge()).visible()
     assert known.gpu is not None
     assert known.host is not None
     assert unknown.gpu is not None
@@ -58,8 +57,8 @@ def test_a_list_is_as_long_as_the_host_knows_or_as_there_is_room() -> None:
     assert (known.gpu.longest, known.host.longest) == (9, 12)
     assert (unknown.gpu.longest, unknown.host.longest) == (12, 20)
     assert unknown.gpu.tokens.tolist() == [[9], [0]]
-    assert StepTable(memory, 1, 4, False, InlineBridge()).visible().host is None
-    assert StepTable(memory, 1, 4, False, InlineBridge()).flush_to is None
+    assert StepTable(memory, 1, 4, False, HostBridge()).visible().host is None
+    assert StepTable(memory, 1, 4, False, HostBridge()).flush_to is None
 
 
 def test_the_table_of_blocks_grows_and_keeps_what_it_has() -> None:

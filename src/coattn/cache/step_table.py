@@ -7,14 +7,14 @@ runs layer by layer or as a CUDA graph, which reads the table anew at every repl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coattn.types import BlockList, Selection, Tier, Work
+from coattn.types import BlockList, Selection, Tier, Work, nothing_to_wait_for
 
 NO_BLOCK = -1
 """In a column of block ids: no block."""
@@ -96,23 +96,31 @@ class TableMemory:
         return part if width == 0 else part.view(rows, width)
 
 
-class HostBridge(Protocol):
-    """The hand-over of one group of layers; `coattn.parts.handover` has the implementations.
+class HostBridge:
+    """How the steps of one group of layers hand work over to the host: here, at once.
 
-    Executors and calls are parts of higher rooms, so they are not typed here.
+    `coattn.parts.handover` has others. Executors and calls are parts of higher rooms, so they are not typed here.
     """
 
     def submit(self, executor: Any, call: Any, work: Work) -> Callable[[], Any]:
         """Begins a piece of work of an asynchronous executor; the result fetches its state."""
+        state = executor.run(call, work)
+        return lambda: state
 
     def side_stream(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
         """Inside this block a layer's query is predicted from `hidden`, on a side stream where there is one."""
+        return nullcontext()
 
     def record_event(self) -> Callable[[], None]:
         """Calling the result makes what follows wait for what is on the current stream now."""
+        return nothing_to_wait_for
 
     def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
         """Where a kernel leaves the time of its end, if anybody wants to know. who: `gpu` or `pull`."""
+        return None
+
+    def close(self) -> None:
+        """Stops what it started."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 from coattn.cache.kv import KVCache
 from coattn.cache.spec import CacheSpec
+from coattn.cache.step_table import HostBridge
 from coattn.method.row import Composed, Parts, compose
 from coattn.method.table import SLIDING
 from coattn.parts.executor.gpu import Gpu
-from coattn.parts.handover.bridges import InlineBridge, ThreadBridge
+from coattn.parts.handover.bridges import ThreadBridge
 from coattn.step.layer_group import LayerGroup
 
 
@@ -40,7 +41,7 @@ def _make(parts: Parts, spec: CacheSpec) -> LayerGroup:
     cache = KVCache(parts.config, replace(spec, plan=plan), parts.index)
     gpu = Gpu()
     place = gpu if parts.executor.name == gpu.name else parts.executor
-    bridge = ThreadBridge() if spec.device.type == "cuda" else InlineBridge()
+    bridge = ThreadBridge() if spec.device.type == "cuda" else HostBridge()
     return LayerGroup(cache, parts.index, parts.select, gpu, place, parts.schedule, parts.maintenance, bridge)
 
 

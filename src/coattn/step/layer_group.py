@@ -13,12 +13,11 @@ from torch import Tensor
 
 from coattn.auto.audit.audit import Audit, Audited
 from coattn.cache.kv import KVCache
-from coattn.cache.step_table import StepTable
+from coattn.cache.step_table import HostBridge, StepTable
 from coattn.kernels.streams import current
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
 from coattn.parts.executor.gpu import Gpu
-from coattn.parts.handover.bridges import InlineBridge
 from coattn.parts.handover.manager import MailboxBridge, MailboxManager
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
@@ -40,7 +39,7 @@ class LayerGroup:
     """Who attends to what lies in DRAM; the GPU's own executor where nothing does."""
     schedule: Schedule
     maintenance: Maintenance
-    bridge: InlineBridge
+    bridge: HostBridge
     """Of steps that are not captured."""
     mailbox_bridge: MailboxBridge | None = None
     """Of captured steps, once one has needed it."""

@@ -1,41 +1,19 @@
-"""Bridges of steps that are not captured: the host's work is done where it is submitted, or by a thread."""
+"""The bridge of steps on a GPU that are not captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from coattn.cache.step_table import HostBridge
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, Result, State
-from coattn.types import Work, nothing_to_wait_for
+from coattn.types import Work
 
 
-class InlineBridge:
-    """How the steps of one group of layers submit work to the host: here, at once. A `cache.step_table.HostBridge`."""
-
-    def submit(self, executor: Executor, call: AttentionCall, work: Work) -> Result:
-        state = executor.run(call, work)
-        return lambda: state
-
-    def side_stream(self, layer: int, hidden: Tensor) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def record_event(self) -> Callable[[], None]:
-        return nothing_to_wait_for
-
-    def timestamp_slot(self, layer: int, who: str) -> Tensor | None:
-        return None
-
-    def close(self) -> None:
-        """Stops what it started."""
-
-
-class ThreadBridge(InlineBridge):
+class ThreadBridge(HostBridge):
     """One thread, started by the first work: it waits for the GPU, then works."""
 
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from coattn import native
 from coattn.cache.kv import KVCache
+from coattn.cache.step_table import HostBridge
 from coattn.errors import WorkerError
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import Executor, Result
-from coattn.parts.handover.bridges import InlineBridge
 from coattn.parts.handover.jobs import AttendMailbox, SumMailbox
 from coattn.parts.handover.mailbox import DEADLINE_S, Mailbox, MailboxThread, Span
 from coattn.types import BlockWork, RowWork, Work
@@ -23,7 +23,7 @@ STOP_US = 100_000
 """How long a thread that is not needed any more may take to come back."""
 
 
-class MailboxBridge(InlineBridge):
+class MailboxBridge(HostBridge):
     """One mailbox for queries over blocks, one for weighted rows, each made when it is first needed.
 
     Of one group of layers; a `MailboxManager` has those of all.
