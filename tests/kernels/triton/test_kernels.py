@@ -138,13 +138,14 @@ def test_merge(second: int, tail: bool) -> None:
     torch.testing.assert_close(got, merge(*states).out)
 
 
-@pytest.mark.parametrize("flushes", [False, True])
-def test_append(flushes: bool) -> None:
+@pytest.mark.parametrize(("block", "flushes"), [(32, False), (32, True), (12, False), (12, True)])
+def test_append(block: int, flushes: bool) -> None:
+    """Also of blocks that are no power of two, whose steps are not captured."""
     k, v = (random(3, 2, 80, dtype=torch.float32, seed=i) for i in (1, 2))
-    ids, places = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([4, 0, 6], [31, 5, 31]))
+    ids, places = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([4, 0, 6], [block - 1, 5, block - 1]))
     flush_to = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE) if flushes else None
-    gpu = [random(8, 2, 2, 32, 80, dtype=torch.float32, seed=3) for _ in range(2)]
-    host = [random(3, 2, 2, 32, 80, dtype=torch.float32, seed=4) for _ in range(2)]
+    gpu = [random(8, 2, 2, block, 80, dtype=torch.float32, seed=3) for _ in range(2)]
+    host = [random(3, 2, 2, block, 80, dtype=torch.float32, seed=4) for _ in range(2)]
     append_kernel.append(gpu[0], ids, places, k, v, host[0] if flushes else None, flush_to)
     append.reference(gpu[1], ids, places, k, v, host[1] if flushes else None, flush_to)
     assert torch.equal(gpu[0], gpu[1])

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels import append as plain
 from coattn.kernels.quantise.blocks import PackedBlocks, is_packed
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.packed import halves_of, memory_of, pack_keys, pack_values
@@ -70,9 +71,13 @@ def append(
     host: Tensor | PackedBlocks | None = None,
     flush_to: Tensor | None = None,
 ) -> None:
-    """See `kernels/append.py`; blocks that are written through have a power of two of rows (`CacheConfig`)."""
+    """See `kernels/append.py`. Blocks that are written through have a power of two of rows; others take the reference,
+    which no captured step needs (`CacheConfig.uncaptured`)."""
     seqs, kv_heads, d = k.shape
     block = gpu.shape[3]
+    if flush_to is not None and block & (block - 1):
+        plain.append.reference(gpu, ids, places, k, v, host, flush_to)
+        return
     away = memory_of(gpu if host is None else host)
     scales = host.scales if isinstance(host, PackedBlocks) else None
     near = gpu if scales is None else scales
