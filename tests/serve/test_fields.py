@@ -108,6 +108,19 @@ def test_what_a_template_may_be_told(server: Running, monkeypatch: pytest.Monkey
     assert count(chat_template_kwargs={"thinking": True}) == 3 + len("<think>")
 
 
+def test_a_message_is_gone_on_with_as_tokenize_counts_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>>{% endif %}"
+    monkeypatch.setattr(server.llm.tokenizer, "chat_template", template)
+    body = {"messages": [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "de"}]}
+    for more, want in (({}, "[abc][de]>>"), ({"continue_final_message": True}, "[abc][de")):
+        tokens = server.post("/tokenize", {**body, **more}).json()["tokens"]
+        assert bytes(tokens).decode() == want
+        used = server.post(CHAT, {**body, **more, "max_tokens": 1}).json()["usage"]["prompt_tokens"]
+        assert used == len(want)
+    both = server.post(CHAT, {**body, "continue_final_message": True, "add_generation_prompt": True})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "continue_final_message")
+
+
 def test_tokens_there_and_back(server: Running) -> None:
     said = "grüße \u4f60"
     got = server.post("/tokenize", {"prompt": said, "return_token_strs": True}).json()
@@ -121,5 +134,6 @@ def test_tokens_there_and_back(server: Running) -> None:
 def test_requests_have_ids(server: Running) -> None:
     own = server.client.get("/health", headers={"x-request-id": "mine-1"})
     assert own.headers["x-request-id"] == "mine-1"
+    assert [server.client.head(path).status_code for path in ("/", "/health", "/ready", "/v1/models")] == [200] * 4
     made = server.client.get("/health", headers={"x-request-id": "bad id\u00e9".encode()})
     assert len(made.headers["x-request-id"]) == 32

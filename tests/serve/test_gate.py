@@ -12,20 +12,21 @@ from tests.serve.running import HELLO, serving
 from coattn.serve.settings import Settings
 from coattn.transfer.address import is_local
 
-PATHS = ("/ready", "/metrics", "/v1/models", "/v1/coattn/status", "/v1/coattn/live", "/openapi.json", "/nothing")
+PUBLIC = ("/", "/health", "/ready", "/metrics", "/page/main.js")
+PATHS = ("/v1/models", "/v1/coattn/status", "/v1/coattn/live", "/openapi.json", "/nothing")
 
 
-def test_with_keys_everything_but_health_needs_one() -> None:
+def test_with_keys_everything_but_probes_metrics_and_the_page_needs_one() -> None:
     with serving(Settings(port=0, names=("small",), keys=("alpha", "beta \u00fc"))) as server:
+        for path in PUBLIC:
+            assert server.client.get(path).status_code == 200, path
         for path in PATHS:
             for headers in ({}, {"authorization": "Bearer gamma"}, {"authorization": "alpha"}, {"x-api-key": "alpha"}):
                 got = server.client.get(path, headers=headers)
                 assert (got.status_code, got.json()["error"]["code"]) == (401, "invalid_api_key")
         refused = server.post("/v1/chat/completions", {"not": "read"})
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
-        assert server.client.get("/health").status_code == 200
         key = {"authorization": "Bearer alpha"}
-        server.until(lambda: server.client.get("/ready", headers=key).status_code == 200)
         assert server.post("/v1/chat/completions", HELLO, headers=key).status_code == 200
         other = {"authorization": "bearer beta \u00fc".encode()}
         assert server.client.get("/v1/models", headers=other).status_code == 200
@@ -49,9 +50,14 @@ def test_no_page_may_ask_unless_its_origin_is_allowed() -> None:
         got = server.client.options("/v1/chat/completions", headers=ask)
         assert got.status_code == 405
         assert "access-control-allow-origin" not in got.headers
-    with serving(Settings(port=0, names=("small",), origins=("https://page.example",))) as server:
-        got = server.client.options("/v1/chat/completions", headers=ask)
+    own = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
+    with serving(Settings(port=0, names=("small",), origins=("https://page.example",), keys=("alpha",))) as server:
+        got = server.client.options("/v1/chat/completions", headers={**ask, "access-control-request-headers": own})
+        assert (got.status_code, got.headers["access-control-allow-headers"]) == (200, own), "as OpenAI's client asks"
         assert got.headers["access-control-allow-origin"] == "https://page.example"
+        refused = server.client.get("/v1/models", headers=ask)
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://page.example", "the page can read why"
         got = server.client.options("/v1/chat/completions", headers={**ask, "origin": "https://other.example"})
         assert "access-control-allow-origin" not in got.headers
 

@@ -39,6 +39,34 @@ def ask(server: Running, form: dict[str, Any], **more: Any) -> Any:
     return server.post(CHAT, body)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "pattern"),
+    [
+        ("guided_regex", "[a-c]{3}", "[a-c]{3}"),
+        ("guided_choice", ["ja", 'nein ("so")'], r'ja|nein \("so"\)'),
+        ("guided_grammar", 'start: "a" "b"', "ab"),
+        ("guided_json", {"enum": [1, 2]}, "[12]"),
+        ("guided_json", '{"enum": [1, 2]}', "[12]"),
+        ("structured_outputs", {"regex": "x{4}", "disable_any_whitespace": True}, "x{4}"),
+        ("structured_outputs", {"choice": ["a", "b"], "json": None}, "a|b"),
+        ("structured_outputs", {"json_object": True}, r"\{.*"),
+        ("json_schema", {"const": 7}, "7"),
+        ("grammar", 'root ::= "yes" | "no" [a-c]\n', "yes|no[a-c]"),
+    ],
+)
+def test_names_of_other_servers_are_taken(server: Running, field: str, value: Any, pattern: str) -> None:
+    for path, body in ((CHAT, HELLO), ("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
+        most = {} if path == CHAT else {"max_tokens": 4} if "prompt" in body else {"max_output_tokens": 16}
+        got = server.post(path, {**body, **most, field: value})
+        assert got.status_code == 200, got.text
+        found = got.json()
+        choice = found["choices"][0] if "choices" in found else found["output"][0]["content"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        assert re.fullmatch(pattern, text), path
+    refused = ask(server, {"type": "json_object"}, **{field: value})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
 def test_fifty_of_fifty_meet_their_schema(server: Running) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
     for seed in (0, 100):
@@ -96,7 +124,10 @@ def test_a_guided_answer_beside_others_changes_nothing(server: Running) -> None:
         ({"type": "regex", "regex": "a{1000}{1000}{1000}{1000}"}, "cannot be used"),
         ({"type": "regex"}, "needs its regex"),
         ({"type": "grammar", "grammar": "start: start2"}, "cannot be used"),
+        ({"type": "grammar", "grammar": "root ::= ("}, "neither Lark nor GBNF"),
+        ({"type": "grammar", "grammar": "root ::= " + "(" * 9000}, "neither Lark nor GBNF"),
         ({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.com/x"}}}, "cannot be used"),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, "no text that ends has it"),
     ],
 )
 def test_forms_that_cannot_be_used(server: Running, form: dict[str, Any], said: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.serve.running import HELLO, Running, serving
 
+from coattn.serve.lifecycle import Protocol
 from coattn.serve.settings import Settings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -94,6 +95,16 @@ CHATS: dict[str, list[Any]] = {
     "chat_template_kwargs": [3, {"chat_template": "x"}, {"tokenize": True}, {"messages": []}, {"a-b": 1}],
     "add_generation_prompt": ["x"],
     "continue_final_message": ["x"],
+    "prompt_logprobs": [0, 1],
+    "bad_words": [["a"]],
+    "truncate_prompt_tokens": [3],
+    "use_beam_search": [True],
+    "allowed_token_ids": [[1]],
+    "guided_regex": [3],
+    "guided_choice": [["a", 3], 5],
+    "guided_json": ["{", 3],
+    "guided_grammar": [3],
+    "structured_outputs": [3, {"regex": "a", "json": {}}, {"structural_tag": {}}, {"choice": "ab"}],
 }
 TEXTS: dict[str, list[Any]] = {
     "prompt": [
@@ -110,6 +121,7 @@ TOKENS = [
     ("/tokenize", {"prompt": 3}),
     ("/tokenize", {"prompt": "a", "messages": SAID}),
     ("/tokenize", {"messages": [{}]}),
+    ("/tokenize", {"messages": SAID, "continue_final_message": True, "add_generation_prompt": True}),
     ("/tokenize", {"prompt": "a", "model": "other"}),
     ("/detokenize", {}),
     ("/detokenize", {"tokens": "a"}),
@@ -182,12 +194,15 @@ def test_each_is_refused_and_the_next_is_answered(server: Running) -> None:
         ("GET", "/v1/coattn/live?rate=fast", 400),
         ("GET", "/docs", 404),
         ("GET", "/" + "x" * 5000, 404),
+        ("HEAD", CHAT, 405),
+        ("HEAD", "/v1/coattn/live", 405),
     ],
 )
 def test_places_and_methods_that_are_not_there(server: Running, method: str, path: str, status: int) -> None:
     got = server.client.request(method, path)
     assert got.status_code == status
-    check(got.status_code, got.content)
+    if method != "HEAD":
+        check(got.status_code, got.content)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +286,23 @@ def test_bodies_that_are_too_long_or_too_slow() -> None:
             head = line.recv(65536).partition(b"\r\n\r\n")[0]
             assert head.split()[1] == b"408"
         assert server.post(CHAT, HELLO).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("begun", "later"),
+    [(b"", False), (b"POST /v1/ch", False), (b"GET / HTTP/1.1\r\nHost: loc", False), (b"GET /", True)],
+)
+def test_half_a_request_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes, later: bool) -> None:
+    """later: after a whole request on the same line."""
+    monkeypatch.setattr(Protocol, "head_timeout", 0.3)
+    with socket.create_connection(("127.0.0.1", server.service.port), timeout=5) as line:
+        if later:
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert _answer(line).startswith(b"HTTP/1.1 200")
+        for byte in begun:  # a little at a time: what counts is when it began
+            line.sendall(bytes([byte]))
+        assert _all(line).startswith(b"HTTP/1.1 408")
+    assert server.post(CHAT, HELLO).status_code == 200
 
 
 def _answer(line: socket.socket) -> bytes:

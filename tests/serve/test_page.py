@@ -18,7 +18,7 @@ from tests.serve.test_life import slow
 
 from coattn.serve.guide import Grammars
 from coattn.serve.routes.page import files
-from coattn.serve.schema.chat import ResponseFormat
+from coattn.serve.schema.base import ResponseFormat
 from coattn.serve.settings import Settings
 
 BROWSER = shutil.which("chromium")

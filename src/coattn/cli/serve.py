@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 )
 @click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
+@click.option("--no-access-log", is_flag=True, help="Do not log a line for each request.")
 @role_options
 def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page at /.
@@ -112,6 +114,8 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     )
     limits = {name: options[name] for name in ("max_batch", "max_length", "chunk", "max_waiting", "disk_memory")}
     start_logging(options["verbose"])
+    if options["no_access_log"]:
+        logging.getLogger("coattn.serve.gate").setLevel(logging.WARNING)
     loaded: list[Loaded] = []
 
     def open_engine() -> LLM:
@@ -159,8 +163,6 @@ def check_serve() -> None:
 
 def start_logging(verbose: bool) -> None:
     """Log lines on stderr. None of them holds a prompt or an answer."""
-    import logging
-
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     level = logging.DEBUG if verbose else logging.INFO
     logging.getLogger("coattn").setLevel(level)

@@ -52,10 +52,12 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     """The app of one server."""
     app = FastAPI(title="coattn", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = Context(settings, engine)
-    app.add_api_route("/", page.index, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/page/{name:path}", page.part, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/", page.index, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/page/{name:path}", page.part, methods=["GET", "HEAD"], include_in_schema=False)
     for path, endpoint in GETS.items():
         _add(app, "GET", path, endpoint, {"parameters": [PARAMETERS[path]]} if path in PARAMETERS else {})
+        if endpoint is not state.follow:  # which has no end
+            app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     for path, (endpoint, body) in POSTS.items():
         content = {"application/json": {"schema": _inlined(body.model_json_schema(by_alias=True))}}
         _add(app, "POST", path, endpoint, {"requestBody": {"required": True, "content": content}})
@@ -64,14 +66,15 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(HTTPException, _by_status)
     app.add_exception_handler(Exception, _unexpected)
-    if settings.origins:
+    app.add_middleware(Gate, keys=settings.keys, hosts=local_hosts(settings.host))
+    if settings.origins:  # outermost: a page must be able to read why it was refused
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # clients send headers of their own, such as x-stainless-os
+            expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Gate, keys=settings.keys, hosts=local_hosts(settings.host))
     return app
 
 

@@ -8,6 +8,7 @@ from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import SETS_LENGTH
 from coattn.serve.schema.base import Sampling
+from coattn.serve.schema.foreign import take
 from coattn.serve.settings import Settings
 
 SMALLEST = 1e-9
@@ -15,7 +16,8 @@ SMALLEST = 1e-9
 
 
 def check_fields(body: Sampling, settings: Settings, prompts: int) -> int:
-    """Refuses what is beyond this server's limits -> answers to each prompt."""
+    """Refuses what is beyond this server's limits, takes what has another name here -> answers to each prompt."""
+    take(body)
     choices = body.n or 1
     if choices * prompts > settings.max_choices:
         raise invalid("n", f"This asks for {choices * prompts:,} answers, but {settings.max_choices} is the most.")

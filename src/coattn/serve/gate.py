@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coattn.serve.errors import ApiError
 from coattn.transfer.address import is_local
 
-PUBLIC = frozenset({"/health", "/"})
-"""Paths that need no key."""
+PUBLIC = frozenset({"/", "/health", "/ready", "/metrics"})
+"""Paths that need no key: probes and Prometheus have none."""
 PUBLIC_FOLDER = "/page/"
 """The page's own files need none either."""
 TENANT = "coattn.tenant"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from torch import Tensor
 
 from coattn.engine.llm import LLM
 from coattn.errors import InputError
 from coattn.serve.errors import invalid
-from coattn.serve.schema.chat import ResponseFormat
+from coattn.serve.schema.base import ResponseFormat
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -39,7 +41,12 @@ LIMITS: dict[str, Any] = {
 MAX_GRAMMARS = 32
 """Compiled grammars that are remembered."""
 
-
+SENTENCES = {
+    "NoExtensionBias": "no text that ends has it",
+    "LexerTooComplex": "its words are too complex",
+    "ParserTooComplex": "its rules are too complex",
+}
+"""Words of llguidance for what ends an answer, and what they mean."""
 SIMPLER = "Simplify the schema or the grammar."
 
 
@@ -83,7 +90,10 @@ class Grammars:
         if wanted.type == "regex":
             return str(LLMatcher.grammar_from_regex(text))
         if wanted.type == "grammar":
-            return str(LLMatcher.grammar_from_lark(text))
+            try:
+                return str(LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text))
+            except (GbnfToLarkError, RecursionError):
+                raise invalid("response_format.grammar", "The grammar is neither Lark nor GBNF.") from None
         return str(LLMatcher.grammar_from_json_schema(text, overrides=FORM))
 
     def _given(self, wanted: ResponseFormat) -> str:
@@ -149,7 +159,8 @@ class MatcherGuide:
 
 
 def _said(matcher: LLMatcher) -> str:
-    return " ".join(matcher.get_error().split())[:300].rstrip(".")
+    said = re.split(r" \d+ \| ", " ".join(matcher.get_error().split()))[0][:300].rstrip(".")  # the source follows
+    return next((words for name, words in SENTENCES.items() if said.startswith(name)), said)
 
 
 def _tokens(llm: LLM) -> LLTokenizer:

@@ -31,16 +31,51 @@ MAX_HEADER_BYTES = 64 << 10
 
 
 class Protocol(H11Protocol):
-    """HTTP whose own refusals have OpenAI's form, too."""
+    """HTTP whose own refusals have OpenAI's form, and whose requests must arrive in time."""
+
+    head_timeout = 30.0
+    """Seconds in which a request's line and headers must arrive."""
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_late()
+
+    def _expect_head(self) -> None:
+        """Lets the time run while a request has begun and its headers are not there."""
+        if self.conn.their_state is not h11.IDLE:
+            self._unset_late()
+        elif self._late is None:
+            said = f"The request's headers did not arrive within {self.head_timeout:g} s."
+            error = ApiError(408, said, code="headers_timeout")
+            self._late = self.loop.call_later(self.head_timeout, self._refuse, error, b"Request Timeout")
+
+    def _unset_late(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def send_400_response(self, msg: str) -> None:
-        body = json.dumps(ApiError(400, msg, code="http_invalid").body()).encode()
+        self._refuse(ApiError(400, msg, code="http_invalid"), b"Bad Request")
+
+    def _refuse(self, error: ApiError, reason: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        body = json.dumps(error.body()).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        for each in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body)):
+        for each in (h11.Response(status_code=error.status, headers=headers, reason=reason), h11.Data(data=body)):
             self.transport.write(self.conn.send(each) or b"")
         self.transport.close()
 

@@ -34,10 +34,15 @@ def from_messages(
     options: dict[str, Any] | None = None,
     tools: Sequence[Tool] | None = None,
     *,
-    generation: bool = True,
-    go_on: bool = False,
+    generation: bool | None = None,
+    go_on: bool | None = None,
 ) -> list[int]:
-    """A chat through the model's own template -> ids."""
+    """A chat through the model's own template -> ids.
+
+    generation: the answer's beginning comes last, unless False; go_on: the last message is left open instead.
+    """
+    if generation and go_on:
+        raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
     plain = [_plain(message, f"messages.{i}") for i, message in enumerate(messages)]
     _check_length(llm, sum(len(each["content"] or "") for each in plain), "messages")
     given = dict(options or {})
@@ -52,8 +57,7 @@ def from_messages(
         given["tools"] = listed
     if go_on:
         given["continue_final_message"] = True
-        generation = False
-    ids = encode_chat(plain, llm.tokenizer, add_generation_prompt=generation, **given)
+    ids = encode_chat(plain, llm.tokenizer, add_generation_prompt=generation is not False and not go_on, **given)
     return _fitting(llm, encode(ids, llm.tokenizer, llm.vocabulary), "messages")
 
 

@@ -144,7 +144,7 @@ class ResponsesAnswer:
         events = []
         if item["type"] == "function_call":
             name = "response.function_call_arguments.done"
-            events.append(self._within(name, arguments=item["arguments"]))
+            events.append(self._within(name, name=item["name"], arguments=item["arguments"]))
         else:
             part = item["content"][0]
             more: Json = {"logprobs": []} if item["type"] == "message" else {}

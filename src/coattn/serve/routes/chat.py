@@ -53,8 +53,8 @@ def preparing(
             body.messages,
             body.chat_template_kwargs,
             choice.tools,
-            generation=body.add_generation_prompt is not False,
-            go_on=bool(body.continue_final_message),
+            generation=body.add_generation_prompt,
+            go_on=body.continue_final_message,
         )
         how = use(body, choice, llm, ids, here.grammars)
         sampling = ask.params(body, llm, len(ids), most, top, how.special)

@@ -26,8 +26,14 @@ async def tokenize(request: Request) -> Response:
 
     def work() -> dict[str, Any]:
         if body.messages is not None:
-            generation = body.add_generation_prompt is not False
-            ids = from_messages(llm, body.messages, body.chat_template_kwargs, generation=generation)
+            ids = from_messages(
+                llm,
+                body.messages,
+                body.chat_template_kwargs,
+                body.tools,
+                generation=body.add_generation_prompt,
+                go_on=body.continue_final_message,
+            )
         elif not body.prompt:
             ids = []
         else:

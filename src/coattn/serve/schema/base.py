@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST = (1 << 31) - 1
+Json = dict[str, Any]
 
 
 class Body(BaseModel):
@@ -17,6 +18,24 @@ class Body(BaseModel):
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 TokenId = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class JsonSchema(Body):
+    """A schema that the answer must meet."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Json | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
 
 class StreamOptions(Body):
@@ -54,6 +73,7 @@ class Sampling(Shared):
     """Fields of chats and completions."""
 
     n: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    response_format: ResponseFormat | None = None
     return_progress: bool | None = None
     """Streams tell how much of the prompt has been read."""
     max_tokens: Count | None = None
@@ -63,6 +83,3 @@ class Sampling(Shared):
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
-
-
-Json = dict[str, Any]

@@ -70,24 +70,6 @@ class Tool(Body):
     function: Function
 
 
-class JsonSchema(Body):
-    """A schema that the answer must meet."""
-
-    name: str | None = None
-    description: str | None = None
-    schema_: Json | bool | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Body):
-    """What the answer must look like."""
-
-    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
-    json_schema: JsonSchema | None = None
-    regex: str | None = None
-    grammar: str | None = None
-
-
 class ChatRequest(Sampling):
     """A chat to go on with."""
 
@@ -95,7 +77,6 @@ class ChatRequest(Sampling):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None

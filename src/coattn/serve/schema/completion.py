@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from coattn.serve.schema.base import Body, Json, Sampling, TokenId
-from coattn.serve.schema.chat import Message, ResponseFormat
+from coattn.serve.schema.chat import Message, Tool
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """A list of another kind is known by its first entry; otherwise thousands of ids would be tried as each kind."""
@@ -21,7 +21,6 @@ class CompletionRequest(Sampling):
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     """Choices also have the ids of their tokens, as `token_ids`."""
 
@@ -34,6 +33,8 @@ class TokenizeRequest(Body):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: Json | None = None
 

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from coattn.serve.errors import from_validation, invalid
 from coattn.serve.schema.base import MOST, Body, Count, Json, Shared
 from coattn.serve.schema.chat import ChatRequest, Part, join_text
+from coattn.serve.schema.foreign import FIELDS
 
 SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "parallel_tool_calls", "chat_template_kwargs")
 """Fields that mean the same in a chat."""
@@ -95,6 +96,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     if not messages:
         raise invalid("input", "input has no message.")
     given: Json = {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
+    given |= {name: value for name, value in (body.model_extra or {}).items() if name in FIELDS}
     given |= {"messages": messages, "max_completion_tokens": body.max_output_tokens}
     if body.tools:
         given["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
