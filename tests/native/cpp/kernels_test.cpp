@@ -9,6 +9,7 @@
 
 #include "block_layout.h"
 #include "check.h"
+#include "cpu_features.h"
 #include "dispatch.h"
 #include "element.h"
 #include "errors.h"
@@ -164,8 +165,8 @@ double tolerance(Elem elem) {
   return is_quantised(elem) ? 2e-3 : 5e-5;
 }
 
-void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, int64_t tokens, bool weights,
-                  WorkerPool& pool) {
+std::vector<float> check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, int64_t tokens,
+                                bool weights, WorkerPool& pool) {
   constexpr int heads = 2;
   Store store(elem, block, heads, head_size, tokens, true);
   std::vector<float> q = normal(static_cast<size_t>(heads * group * head_size));
@@ -221,6 +222,40 @@ void check_attend(Elem elem, Elem q_elem, int head_size, int group, int block, i
       CHECK(std::abs(lse[h] - (top + std::log(sum))) < tolerance(elem));
     }
   }
+  return out;
+}
+
+std::vector<float> check_weighted_sum(Elem elem, int head_size, WorkerPool& pool) {
+  constexpr int heads = 2, group = 5;
+  constexpr int64_t n = 150;
+  Store store(elem, 32, heads, head_size, 77, false);
+  std::vector<int32_t> index(heads * n);
+  for (int32_t& i : index) i = static_cast<int32_t>(rng() % 77);
+  const std::vector<int32_t> count{static_cast<int32_t>(n), 3};
+  const std::vector<float> w = normal(heads * group * n);
+  std::vector<float> out(static_cast<size_t>(heads * group * head_size), 7);
+  WeightedSumJob job{};
+  job.source = store.source();
+  job.seqs = 1;
+  job.q_heads = heads * group;
+  job.index = index.data();
+  job.count = count.data();
+  job.max_entries = n;
+  job.weights = w.data();
+  job.out = out.data();
+  weighted_sum(job, pool);
+  for (int h = 0; h < heads * group; ++h) {
+    const int head = h / group;
+    for (int d = 0; d < head_size; ++d) {
+      double exact = 0;
+      for (int t = 0; t < count[head]; ++t) {
+        const int64_t at = (int64_t{index[head * n + t]} * heads + head) * head_size + d;
+        exact += double{w[h * n + t]} * store.v[at];
+      }
+      CHECK(std::abs(out[h * head_size + d] - exact) < 1e-3);
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -248,41 +283,38 @@ TEST(weighted_sum_all_kernels) {
   WorkerPool pool(2, 100);
   for_isas([&](const std::string&) {
     for (int e = 0; e < kElems; ++e) {
-      const Elem elem = static_cast<Elem>(e);
-      for (int head_size : {64, 40, 128}) {
-        constexpr int heads = 2, group = 5;
-        constexpr int64_t n = 150;
-        Store store(elem, 32, heads, head_size, 77, false);
-        std::vector<int32_t> index(heads * n);
-        for (int32_t& i : index) i = static_cast<int32_t>(rng() % 77);
-        const std::vector<int32_t> count{static_cast<int32_t>(n), 3};
-        const std::vector<float> w = normal(heads * group * n);
-        std::vector<float> out(static_cast<size_t>(heads * group * head_size), 7);
-        WeightedSumJob job{};
-        job.source = store.source();
-        job.seqs = 1;
-        job.q_heads = heads * group;
-        job.index = index.data();
-        job.count = count.data();
-        job.max_entries = n;
-        job.weights = w.data();
-        job.out = out.data();
-        weighted_sum(job, pool);
-        for (int h = 0; h < heads * group; ++h) {
-          const int head = h / group;
-          for (int d = 0; d < head_size; ++d) {
-            double exact = 0;
-            for (int t = 0; t < count[head]; ++t) {
-              const int64_t at = (int64_t{index[head * n + t]} * heads + head) * head_size + d;
-              exact += double{w[h * n + t]} * store.v[at];
-            }
-            CHECK(std::abs(out[h * head_size + d] - exact) < 1e-3);
-          }
-        }
-      }
+      for (int head_size : {64, 40, 128}) check_weighted_sum(static_cast<Elem>(e), head_size, pool);
     }
   });
 }
+
+#if defined(__aarch64__)
+TEST(neon_has_the_bits_of_generic) {
+  if (!cpu_features().neon) return;  // hidden
+  WorkerPool pool(1, 100);
+  const auto same = [](const auto& call) {
+    std::vector<std::vector<float>> out;
+    for (const char* isa : {"generic", "neon"}) {
+      rng.seed(1);
+      force_isa(isa);
+      out.push_back(call());
+    }
+    force_isa("");
+    CHECK(out[0].size() == out[1].size());
+    CHECK(std::memcmp(out[0].data(), out[1].data(), sizeof(float) * out[0].size()) == 0);
+  };
+  for (int e = 0; e < kElems; ++e) {
+    const Elem elem = static_cast<Elem>(e);
+    for (int head_size : {64, 40, 128}) {
+      same([&] { return check_weighted_sum(elem, head_size, pool); });
+      if (elem == Elem::int4) continue;
+      for (int group : {1, 7}) {
+        same([&] { return check_attend(elem, Elem::bf16, head_size, group, 32, 70, true, pool); });
+      }
+    }
+  }
+}
+#endif
 
 TEST(attention_over_int4_is_refused) {
   CHECK_THROWS(block_layout(Elem::int4, 32, 64), Refusal);

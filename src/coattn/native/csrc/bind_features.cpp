@@ -18,6 +18,7 @@ void bind_features(nb::module_& m) {
     d["avx512_vnni"] = f.avx512_vnni;
     d["amx"] = f.amx_bf16;
     d["amx_reason"] = f.amx_reason;
+    d["neon"] = f.neon;
     return d;
   });
 }

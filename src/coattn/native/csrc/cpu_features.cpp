@@ -86,6 +86,7 @@ CpuFeatures detect() {
   CpuFeatures f;
 #if defined(__aarch64__)
   f.name = "aarch64";
+  f.neon = true;
 #else
   f.name = "unknown";
 #endif
@@ -111,6 +112,7 @@ CpuFeatures visible() {
   const bool avx2 = hides("avx2"), avx512 = avx2 || hides("avx512"), amx = avx512 || hides("amx");
   if (avx2) f.avx2 = false;
   if (avx512) f.avx512 = f.avx512_bf16 = f.avx512_vnni = false;
+  if (hides("neon")) f.neon = false;
   if (amx && f.amx_bf16) {
     f.amx_bf16 = false;
     f.amx_reason = "COATTN_HIDE_ISA hides it";

@@ -12,6 +12,7 @@ struct CpuFeatures {
   bool avx512_vnni = false;
   bool amx_bf16 = false;   // tiles + bf16 + int8, and the kernel granted tile state to this process
   std::string amx_reason;  // why amx_bf16 is false; empty when it is true
+  bool neon = false;       // every 64-bit ARM CPU
   std::string name;        // brand string, or the architecture
 };
 

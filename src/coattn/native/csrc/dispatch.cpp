@@ -29,8 +29,10 @@ const std::vector<Candidate>& candidates() {
         {"avx2", f.avx2 ? "" : "the CPU or the operating system lacks AVX2, FMA or F16C", avx2_kernels});
     c.push_back({"avx512", avx512, avx512_kernels});
     c.push_back({"amx", !avx512.empty() ? avx512 : f.amx_reason, amx_kernels});
+#elif defined(__aarch64__) && !defined(COATTN_GENERIC)
+    c.push_back({"neon", cpu_features().neon ? "" : "COATTN_HIDE_ISA hides it", neon_kernels});
 #else
-    for (const char* name : {"avx2", "avx512", "amx"}) {
+    for (const char* name : {"avx2", "avx512", "amx", "neon"}) {
       c.push_back({name, "coattn was built without them", generic_kernels});
     }
 #endif

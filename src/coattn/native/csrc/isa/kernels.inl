@@ -2,7 +2,11 @@
 // matters.
 #include "isa/math.inl"
 #include "isa/rows.inl"
+#ifdef COATTN_DOT
+#include COATTN_DOT
+#else
 #include "isa/dot.inl"
+#endif
 #include "isa/accumulate.inl"
 #include "isa/softmax.inl"
 #include "isa/attend.inl"

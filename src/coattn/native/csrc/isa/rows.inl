@@ -51,8 +51,7 @@ inline void load_pair(const uint8_t* p, vf& a, vf& b) {
     a = vload_f16(reinterpret_cast<const uint16_t*>(p));
     b = vload_f16(reinterpret_cast<const uint16_t*>(p) + W);
   } else if constexpr (E == Elem::int8) {
-    a = vload_u8(p);
-    b = vload_u8(p + W);
+    load_pair_u8(p, a, b);
   } else {
     load_pair_u4(p, a, b);
   }

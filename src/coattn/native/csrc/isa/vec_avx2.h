@@ -110,6 +110,10 @@ inline void load_pair_bf16(const uint8_t* p, vf& a, vf& b) {
   a = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
   b = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+inline void load_pair_u8(const uint8_t* p, vf& a, vf& b) {
+  a = vload_u8(p);
+  b = vload_u8(p + W);
+}
 inline void load_pair_u4(const uint8_t* p, vf& a, vf& b) {
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   a = _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15)));

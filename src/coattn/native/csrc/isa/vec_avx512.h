@@ -125,6 +125,10 @@ inline void load_pair_bf16(const uint8_t* p, vf& a, vf& b) {
   a = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
   b = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+inline void load_pair_u8(const uint8_t* p, vf& a, vf& b) {
+  a = vload_u8(p);
+  b = vload_u8(p + W);
+}
 // A permute of the table 0..15 looks at the low four bits of each index only: mask and conversion in one.
 inline void load_pair_u4(const uint8_t* p, vf& a, vf& b) {
   const vf table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -135,6 +135,10 @@ inline void load_pair_bf16(const uint8_t* p, vf& a, vf& b) {
   a = (vf)(x << 16);
   b = (vf)(x & 0xffff0000u);
 }
+inline void load_pair_u8(const uint8_t* p, vf& a, vf& b) {
+  a = vload_u8(p);
+  b = vload_u8(p + W);
+}
 inline void load_pair_u4(const uint8_t* p, vf& a, vf& b) {
   a = vf{(float)(p[0] & 15), (float)(p[1] & 15), (float)(p[2] & 15), (float)(p[3] & 15)};
   b = vf{(float)(p[0] >> 4), (float)(p[1] >> 4), (float)(p[2] >> 4), (float)(p[3] >> 4)};

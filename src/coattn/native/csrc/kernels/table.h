@@ -57,6 +57,8 @@ const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 // AVX-512's table with AMX kernels where they measure faster; see isa/amx.cpp.
 const Kernels& amx_kernels();
+#elif defined(__aarch64__)
+const Kernels& neon_kernels();
 #endif
 
 }  // namespace coattn
