@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     from coattn.kernels.cuda import attend_pool
 
     monkeypatch.setattr(attend_pool, "module", module)
-    monkeypatch.setattr(attend_pool, "_processors", lambda _device: 4)
+    card = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: card)
 
 
 class World:
