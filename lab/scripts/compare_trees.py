@@ -7,7 +7,7 @@ takes, such as `--methods full,scout --batch 4 --context 32768`. Both trees prep
 of their own; then they time its steps in turns, so that a machine that gets slower slows both. OUT receives
 compare.json: of each row the medians of its turns, and NEW over OLD.
 
-A process that fails or is late ends the run; the rows that both have stay.
+A process that fails or is late ends the run at once; the rows that both have stay.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 
 POLL_SECONDS = 0.002
 STEPS_PER_TURN = 14
+LEFT = ("failed", "ready?", "done?", "rows?.json", "result?.json")
+"""What a run before has left in its folder: turns that are over already."""
 
 
 class Turns:
@@ -59,7 +61,17 @@ class Turns:
 
 def work(folder: Path, own: int, turns: int, deadline: float, words: list[str]) -> None:
     """One tree: its `bench decode`, whose timing waits for its turns."""
+    try:
+        _work(folder, own, turns, deadline, words)
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and not error.code):
+            (folder / "failed").touch()
+        raise
+
+
+def _work(folder: Path, own: int, turns: int, deadline: float, words: list[str]) -> None:
     from coattn_lab.bench import decode, limits
+    from coattn_lab.cli.main import main
 
     line = Turns(folder, own, deadline)
     whole: Callable[..., Any] = limits.measure
@@ -91,16 +103,9 @@ def work(folder: Path, own: int, turns: int, deadline: float, words: list[str]) 
     decode._time = timed
     # beside what is timed, nothing is measured: it would come while the other tree is timed
     decode.kv.dram_gbps = lambda *_given: limits_of(folder, own)
-    from coattn_lab.cli.main import main
-
     steps = str(turns * STEPS_PER_TURN + 2)
     sys.argv = ["coattn-lab", "bench", "decode", *words, "--steps", steps, "--out", str(folder / f"result{own}.json")]
-    try:
-        main()
-    except BaseException as error:
-        if not (isinstance(error, SystemExit) and not error.code):
-            (folder / "failed").touch()
-        raise
+    main()
 
 
 def limits_of(folder: Path, own: int) -> float:
@@ -117,6 +122,8 @@ def main() -> int:
     turns, seconds = int(given.get("--turns", 5)), float(given.get("--seconds", 240))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in (path for name in LEFT for path in folder.glob(name)):
+        left.unlink()
     workers = []
     for own, tree in enumerate((old, new)):
         paths = os.pathsep.join((f"{tree}/src", f"{tree}/lab", os.environ.get("PYTHONPATH", "")))
@@ -125,6 +132,10 @@ def main() -> int:
             command = [sys.executable, __file__, "--work", *own_words]
             workers.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log))
     codes = [worker.wait() for worker in workers]
+    missing = [own for own in (0, 1) if not (folder / f"result{own}.json").exists()]
+    if missing:
+        print(f"No row came of {(old, new)[missing[0]]}; see {folder / f'log{missing[0]}'}.", file=sys.stderr)
+        return 1
     timed = [json.loads((folder / f"rows{own}.json").read_text()) for own in (0, 1)]
     results = [json.loads((folder / f"result{own}.json").read_text()) for own in (0, 1)]
     rows = []
