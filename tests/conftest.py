@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
 
-from tests.tiers import sample
+from tests.tiers import sample, timed
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: its kernels then run on the CPU
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    with timed(item.nodeid):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

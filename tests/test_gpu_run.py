@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ def test_the_recorded_run_is_not_old() -> None:
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> tuple[Path, str, str]:
-    """A repository, and its commits that are 61 and 60 commits old."""
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str, str]:
+    """A repository, and its commits that are three and two commits old, of which the first is too old."""
+    monkeypatch.setattr(sys.modules[__name__], "OLD", 2)
     name = ["-c", "user.name=a", "-c", "user.email=a@b"]
     git("init", "-q", root=tmp_path)
     for i in range(OLD + 2):
@@ -77,7 +79,7 @@ def history(tmp_path: Path) -> tuple[Path, str, str]:
 
 def test_a_run_warns_when_it_is_old(history: tuple[Path, str, str]) -> None:
     root, oldest, second = history
-    with pytest.warns(UserWarning, match="61 commits ago"):
+    with pytest.warns(UserWarning, match="3 commits ago"):
         check_age({"commit": oldest}, root)
     with warnings.catch_warnings(action="error"):
         check_age({"commit": second}, root)

@@ -149,8 +149,6 @@ def test_a_fixed_runtime_takes_its_memory_once_and_gives_it_back(method: str) ->
     assert ledger.held == held
     for tier, count in runtime.bytes_for(100).items():
         left, before = runtime.free_bytes()[tier], free[tier]
-        assert left is not None
-        assert before is not None
         assert before - left == count
     runtime.truncate(2, 100, 0)
     assert runtime.free_bytes() == free

@@ -1,8 +1,9 @@
 """Which cases of a test are quick, which run in every run, and which only on demand: by measured time.
 
-`seconds.json` holds what one case of a test function took, where all its cases took more than a second. Of each
-function, quick cases take up to `QUICK_SECONDS` together, and all that run take up to `RUN_SECONDS`, or are one. The
-rest of a matrix runs with `COATTN_EVERY=1`. The sample is drawn by the function's name: always the same.
+`seconds.json` holds how many seconds of a processor one case of a test function took, where all its cases took more
+than a second. Of each function, quick cases take up to `QUICK_SECONDS` together, and all that run take up to
+`RUN_SECONDS`, or are one. The rest of a matrix runs with `COATTN_EVERY=1`. The sample is drawn by the function's name:
+always the same.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 QUICK_SECONDS, RUN_SECONDS = 0.8, 6.0
 SECONDS = Path(__file__).with_name("seconds.json")
-DURATION = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown)\s+([^\s\[]+)")
 
 
 def function_of(nodeid: str) -> str:
@@ -55,15 +56,23 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = kept
 
 
+@contextmanager
+def timed(nodeid: str) -> Iterator[None]:
+    """Appends what a test and the processes that it started take to the file $COATTN_SECONDS, where that is set."""
+    begun = sum(os.times()[:4])
+    yield
+    if path := os.environ.get("COATTN_SECONDS"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{sum(os.times()[:4]) - begun:.3f} {nodeid}\n")
+
+
 def measure(lines: Iterable[str]) -> dict[str, float]:
-    """What pytest prints with `--durations=0 --durations-min=0` -> the contents of `seconds.json`."""
-    total: dict[str, float] = defaultdict(float)
-    cases: dict[str, set[str]] = defaultdict(set)
+    """Lines of that file -> the contents of `seconds.json`."""
+    found: dict[str, list[float]] = defaultdict(list)
     for line in lines:
-        if found := DURATION.match(line):
-            total[found[2]] += float(found[1])
-            cases[found[2]].add(line.split()[2])
-    return {name: round(total[name] / len(cases[name]), 3) for name in sorted(total) if total[name] > 1}
+        seconds, _, nodeid = line.rstrip("\n").partition(" ")
+        found[function_of(nodeid)].append(float(seconds))
+    return {name: round(fmean(each), 3) for name, each in sorted(found.items()) if sum(each) > 1}
 
 
 if __name__ == "__main__":

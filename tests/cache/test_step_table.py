@@ -50,10 +50,6 @@ def test_a_list_is_as_long_as_the_host_knows_or_as_there_is_room() -> None:
     memory.write({"gpu_lens": [9], "host_lens": [12]}, {})
     known = StepTable(memory, 1, 4, True, HostBridge(), {"gpu": 9, "host": 12}).visible()
     unknown = StepTable(memory, 2, 4, True, HostBridge()).visible()
-    assert known.gpu is not None
-    assert known.host is not None
-    assert unknown.gpu is not None
-    assert unknown.host is not None
     assert (known.gpu.longest, known.host.longest) == (9, 12)
     assert (unknown.gpu.longest, unknown.host.longest) == (12, 20)
     assert unknown.gpu.tokens.tolist() == [[9], [0]]
@@ -157,8 +153,7 @@ def test_sequences_of_unknown_length_outgrow_their_table_and_see_the_same(
     method: str, params: dict[str, Any], window: int | None
 ) -> None:
     known, unknown = Run(method, params, 256, window), Run(method, params, None, window)
-    for want, got in zip(known.steps(), unknown.steps(), strict=True):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(unknown.steps(), known.steps(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("method", "params"), ROWS[:-1])
@@ -174,7 +169,6 @@ def test_a_table_is_made_anew_only_when_it_is_too_narrow(method: str, params: di
     (second,) = run.memories()
     assert second is not first
     table = run.tables[0]
-    assert table is not None
     assert table.memory is second
     run.step((0,), (1,))
     assert run.memories() == [second]
@@ -186,8 +180,6 @@ def test_every_group_of_layers_has_a_table_of_its_own() -> None:
     run.step((1, 0), (1, 1))
     sliding, tiered = (run.tables[min(group.cache.spec.layers)] for group in run.runtime.groups)
     host = run.runtime.groups[1].cache.host
-    assert sliding is not None
-    assert tiered is not None
     assert host is not None
     assert sliding.memory is not tiered.memory
     assert not sliding.memory.has("host_blocks")
@@ -198,14 +190,11 @@ def test_every_group_of_layers_has_a_table_of_its_own() -> None:
     assert tiered.column("gpu_lens").tolist() == [4, 9]
     assert tiered.column("host_lens").tolist() == [0, 32]
     assert tiered.column("host_blocks")[1, :4].tolist() == host.table.owned[0][:4]
-    assert tiered.flush_to is not None
     assert tiered.flush_to.tolist() == [NO_BLOCK, NO_BLOCK]
     # four more tokens fill the first block of the short one, whose block in DRAM then stands in the table
     for _ in range(4):
         run.step((1, 0), (1, 1))
     table = run.tables[min(run.runtime.groups[1].cache.spec.layers)]
-    assert table is not None
-    assert table.flush_to is not None
     assert table.flush_to.tolist() == [host.table.owned[1][0], NO_BLOCK]
     assert table.column("write_offset").tolist() == [7, 4]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from tests.cli.run import coattn
 from tests.loaded_once import loaded_once
 
@@ -84,6 +82,14 @@ def test_generate(smollm2: Path) -> None:
         assert own["new_tokens"] == 8
 
 
+def test_generate_on_two_devices() -> None:
+    options = ("--raw", "--dtype", "float32", "--max-new-tokens", "4")
+    one = run_json("generate", "Once upon a time", *options)
+    two = run_json("generate", "Once upon a time", *options, "--devices", "cpu:0,cpu:1", "--gpu-kv", "64MiB,64MiB")
+    assert one["text"] == two["text"]
+    assert [row["device"] for row in two["devices"]] == ["cpu:0", "cpu:1"]
+
+
 def test_generate_streams_to_stdout_and_reports_on_stderr(smollm2: Path) -> None:
     done = coattn("generate", "--max-new-tokens", "12", stdin="Say hello.")
     assert done.returncode == 0, done.stderr
@@ -92,34 +98,9 @@ def test_generate_streams_to_stdout_and_reports_on_stderr(smollm2: Path) -> None
     assert "KV at most" in done.stderr
 
 
-def test_perplexity_equals_plain_transformers(smollm2: Path) -> None:
-    """`coattn eval perplexity --method full --length 256 --json`, and the same computed with Transformers alone."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from coattn.text import default_text
-
-    result = run_json("eval", "perplexity", "--method", "full", "--length", "256")
-    ids = AutoTokenizer.from_pretrained(smollm2)(default_text().body, return_tensors="pt").input_ids[:, :256]
-    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=getattr(torch, result["dtype"])).eval()
-    with torch.no_grad():
-        logits = model(ids).logits[0, :-1]
-    plain = math.exp(torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:]).item())
-    assert result["tokens"] == 255
-    assert f"{result['perplexity']:.4g}" == f"{plain:.4g}"
-
-
-def test_fidelity_of_a_lossy_method_is_worse_than_that_of_an_exact_one(smollm2: Path, tmp_path: Path) -> None:
-    options = ["eval", "fidelity", "--length", "160", "--decode", "8", "--dtype", "float32"]
-    exact = run_json(*options, "--method", "cpu")
-    target = tmp_path / "lossy.json"
-    lossy = run_json(*options, "--method", "streaming", "--set", "sinks=4", "--set", "recent=28", "--out", str(target))
-    assert exact["kl"] < 1e-6 < 1e-3 < lossy["kl"]
-    assert exact["top1"] == 1.0 > lossy["top1"]
-    assert json.loads(target.read_text())["kl"] == lossy["kl"]
-    assert run_json(*options, "--method", "full")["kl"] == 0.0
-
-
-def test_demo(smollm2: Path, tmp_path: Path) -> None:
+def test_demo(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a rough codebook is made soon: what hcattention answers by it is not looked at
+    monkeypatch.setattr("coattn.kernels.quantise.kmeans.SETTLED", 0.5)
     result = run_json("demo", "--tokens", "1500", "--max-new-tokens", "16", "--out", str(tmp_path / "demo"))
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["full", "offload", "cpu", "hgca", "scout", "hcattention", "streaming"]

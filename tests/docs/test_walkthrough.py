@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cli.run import coattn
 from tests.engine.small import greedy, llm, prompt
 from tests.method.packages import install
 from tests.test_padding import Stays
@@ -50,8 +49,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install_both(folder: Path, monkeypatch: pytest.MonkeyPatch, strided: str = STRIDED, mean: str = MEAN_TOP) -> Path:
-    for module in ("coattn_strided", "coattn_mean_top", "test_strided"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
     project = tomllib.loads(PROJECT)["project"]
     assert project["entry-points"][GROUP] == {"strided": "coattn_strided"}
     install(folder, project["name"], strided, monkeypatch)
@@ -71,12 +68,11 @@ def test_what_a_reader_writes_is_short() -> None:
     assert len(own) < 60
 
 
-def test_the_tests_of_the_page_pass_in_its_folder(packages: Path) -> None:
-    (packages / "test_strided.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_strided.py"]
-    path = f"{packages}:{ROOT / 'src'}"
-    done = subprocess.run(command, cwd=packages, env={"PYTHONPATH": path}, capture_output=True, text=True)
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+@pytest.mark.usefixtures("packages")
+def test_the_tests_of_the_page_pass() -> None:
+    assert len(page_tests()) == 2
+    for test in page_tests().values():
+        test()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +102,6 @@ def test_the_rows_are_what_they_say() -> None:
     for executor in ("cpu", "pull"):
         verdict = check(replace(METHODS["strided"], executor=executor), block=8, window_blocks=2, layers=2)
         assert not verdict.problems
-        assert verdict.whole is not None
         assert verdict.whole["stride"] == 1
         assert not verdict.exact
 
@@ -165,8 +160,7 @@ def pick(group: LayerGroup, q: torch.Tensor, running: RunningStep) -> BlockList:
 
 @pytest.mark.usefixtures("packages")
 def test_a_budget_for_everything_equals_full() -> None:
-    for own, full in zip(outputs("mean_top", budget=160, block=8), outputs("full"), strict=True):
-        torch.testing.assert_close(own, full)
+    torch.testing.assert_close(outputs("mean_top", budget=160, block=8), outputs("full"))
 
 
 @pytest.mark.usefixtures("packages")
@@ -201,8 +195,7 @@ def test_each_head_picks_the_block_that_fits_its_query() -> None:
 @pytest.mark.usefixtures("packages")
 def test_a_captured_step_is_the_same_step() -> None:
     captured = outputs("mean_top", 4, budget=24, block=8)
-    for plain, own in zip(outputs("mean_top", budget=24, block=8), captured, strict=True):
-        torch.testing.assert_close(plain, own)
+    torch.testing.assert_close(outputs("mean_top", budget=24, block=8), captured)
 
 
 @pytest.mark.gpu
@@ -251,7 +244,6 @@ def test_the_row_of_the_page_fits(tmp_path: Path) -> None:
 def test_the_refusal_of_the_page_is_what_is_printed(tmp_path: Path) -> None:
     path = tmp_path / "rows.toml"
     path.write_text(block("toml", "method.mine"))
-    code = "from coattn.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "methods", str(path)], capture_output=True, text=True)
+    done = coattn("methods", str(path))
     assert done.returncode == 2
     assert done.stderr == block("text", "does not fit")

@@ -419,8 +419,6 @@ def compare(found: RequestOutput, want: RequestOutput, may_fail: bool) -> list[s
         return []
     if found.finish_reason != want.finish_reason:
         return [f"ended with {found.finish_reason}"]
-    assert found.logprobs is not None
-    assert want.logprobs is not None
     for i, (one, two) in enumerate(zip(found.logprobs, want.logprobs, strict=True)):
         if two.top[0][1] - two.top[1][1] < UNCLEAR:
             return []

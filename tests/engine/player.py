@@ -110,7 +110,6 @@ class Player:
         if count > len(self.known.get(key, ())):
             wanted = 9 if count <= 9 else LONGEST
             found = self.alone.generate(ids, greedy(wanted, ignore_eos=True, logprobs=2))[0]
-            assert found.logprobs is not None
             gaps = [each.top[0][1] - each.top[1][1] for each in found.logprobs]
             unclear = next((i for i, gap in enumerate(gaps) if gap < MARGIN), len(gaps))
             self.known[key] = found.token_ids[:unclear]

@@ -100,7 +100,6 @@ def slow_prompts(engine: coattn.LLM) -> None:
 
 def flush(engine: coattn.LLM) -> None:
     """What goes to the disk is there."""
-    assert engine.store.disk is not None
     engine.store.disk.files.flush()
 
 

@@ -10,7 +10,7 @@ from tests.engine.small import llm
 from coattn.engine import chunk_policy as timing
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, ChunkConfig, ChunkPolicy
-from coattn.engine.request import Forward, Request
+from coattn.engine.request import Request
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.scheduler import Scheduler
 from coattn.errors import ConfigError
@@ -35,7 +35,6 @@ class World:
 
     def step(self) -> bool:
         work = self.scheduler.next()
-        assert isinstance(work, Forward | None)
         if work is None:
             return False
         if work.chunks:

@@ -183,7 +183,6 @@ def test_another_models_blocks_are_not_found(tmp_path: Path) -> None:
 def test_what_is_computed_sooner_is_computed(tmp_path: Path) -> None:
     with pushed_out(tmp_path) as (llm, _):
         disk = llm.store.disk
-        assert disk is not None
         disk.reads.note(1, 1e6)  # a disk as slow as no disk is
         found = llm.generate(TEXT, PARAMS)[0]
         assert found.cached_tokens == 0

@@ -91,7 +91,6 @@ def test_nobody_waits_for_a_sequence_to_be_written(tmp_path: Path) -> None:
     disk = FileCache(tmp_path, 1 << 20, {})
     go_on = held_back(disk)
     name = disk.put_private(tensors(400, 3.0))
-    assert name is not None
     assert not list(tmp_path.glob(PRIVATE + "*"))
     assert value(disk, name) == 3.0
     go_on.set()

@@ -61,7 +61,6 @@ def test_blocks_that_nobody_gives_back_are_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Runtime, "abort", forgets)
     monkeypatch.setattr(Scheduler, "_vacate", keeps)
     found = run(Case("full", "llama", "first", 1, after=True))
-    assert found is not None
     assert any("leak" in problem for problem in found.problems)
 
 
@@ -69,5 +68,4 @@ def test_wrong_answers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring that was written over is taken for whole."""
     monkeypatch.setattr("coattn.cache.layout.recent.RecentTokens.overwrites", lambda *_: False)
     found = run(Case("full", "gemma3", "mixed", 2, after=True, nth=2))
-    assert found is not None
     assert any("victim" in problem for problem in found.problems)

@@ -103,7 +103,6 @@ class Layered(World):
 
     def step(self) -> bool:
         work = self.scheduler.next()
-        assert isinstance(work, Forward)
         if not work.chunks:
             self.decode_for(work.requests)
             return True

@@ -143,7 +143,6 @@ def test_a_sequence_that_cannot_leave_is_read_again(
     """A session's blocks are needed, and what takes them elsewhere fails."""
     turns, answers = undisturbed(method)
     with engine(method, tmp_path) as llm, llm.session() as session:
-        assert llm.store.disk is not None
         with failing(where, name) as fault:
             assert session.ask(TEXT, TURN).token_ids == turns[0]
             found = [llm.generate(each, PARAMS)[0] for each in OTHERS]

@@ -42,8 +42,6 @@ def test_attach_generate_answers_from_a_small_gpu_tier(tmp_path: Path) -> None:
     assert "under offload, exact: True" in out
     gpu = re.search(r"GPU tier: ([\d.]+) MiB at most, of 4MiB", out)
     dram = re.search(r"DRAM: ([\d.]+) MiB", out)
-    assert gpu is not None
-    assert dram is not None
     assert float(gpu[1]) <= 4.0
     assert float(dram[1]) > 4 * float(gpu[1])
     assert "58213" in out.split("answer:")[1]
@@ -59,7 +57,6 @@ def test_multi_turn_reads_only_what_is_new_and_remembers(tmp_path: Path) -> None
     assert all(k > before for k, before in zip(known[1:], lengths, strict=False)), "the answers are in the cache too"
     assert all(n < 30 for n in read)
     for match, city in zip(found, ("Turin", "Milan", "Turin"), strict=True):
-        assert match is not None
         assert city in match[4]
 
 

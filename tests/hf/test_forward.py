@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -50,7 +51,6 @@ def packed(runner: Runner, chunk: int) -> list[torch.Tensor]:
             end = min(start + chunk, n)
             logits = runner.extend(slot, ids[start:end].tolist(), start, want_logits=end == n)
             assert (logits is not None) == (end == n)
-        assert logits is not None
         found.append([logits[0].clone()])
     for i in range(12):
         slots = [0, 1, 2] if i % 2 else [2, 0, 1]
@@ -77,26 +77,42 @@ def test_packed_calls_equal_transformers(family: str, device: torch.device) -> N
             runner.runtime.release()
 
 
+@contextmanager
+def through_attach(model: PreTrainedModel, method: str) -> Iterator[Callable[[], object]]:
+    with coattn.attach(model, method):
+        yield lambda: model.generate(IDS, **SHORT)
+
+
+@contextmanager
+def through_packed_calls(model: PreTrainedModel, method: str) -> Iterator[Callable[[], object]]:
+    with Session(model) as session:
+        runner = open_runner(session, method, {})
+        yield lambda: runner.extend(0, [3, 4, 5], 0, want_logits=True)
+
+
+DOORS = pytest.mark.parametrize("door", [through_attach, through_packed_calls])
+
+
+@DOORS
 @pytest.mark.parametrize("family", ["llama", "gemma2", "opt", "gpt_neox"])
 @torch.no_grad()
-def test_the_model_is_as_before(family: str) -> None:
+def test_the_model_is_as_before(family: str, door: Any) -> None:
     model = tiny(family)
     before = footprint(model)
-    with Session(model) as session:
-        open_runner(session, "full", {}).extend(0, [3, 4, 5], 0, want_logits=True)
+    with door(model, "cpu") as call:
+        call()
     assert_same(before, footprint(model))
 
 
+@DOORS
 @torch.no_grad()
-def test_the_model_is_as_before_after_an_exception() -> None:
+def test_the_model_is_as_before_after_an_exception(door: Any) -> None:
     model = tiny("llama")
     before = footprint(model)
-
-    with ExitStack() as stack:
-        runner = open_runner(stack.enter_context(Session(model)), "full", {})
-        stack.callback(model.model.layers[1].register_forward_hook(fail).remove)
-        with pytest.raises(RuntimeError, match="half way"):
-            runner.extend(0, [3, 4, 5], 0, want_logits=True)
+    hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="half way"), door(model, "offload") as call:
+        call()
+    hook.remove()
     assert_same(before, footprint(model))
 
 

@@ -10,6 +10,7 @@ import torch
 from tests.engine.small import by_transformers, greedy, small, tokenizer
 from tests.hf.families import tiny
 from tests.hf.quantised import FORMS, Closed, quantise, subclass_linear
+from tests.hf.test_weights import logits, staged_weights
 
 import coattn
 from coattn.errors import ConfigError, UnsupportedError
@@ -97,12 +98,9 @@ def test_weights_on_gpu_is_refused_where_weights_are_not_plain_parameters(form: 
 
 def test_fp8_parameters_can_be_staged() -> None:
     model = quantise(small(layers=6).to(CPU), FORMS["fp8"])
-    ids = torch.randint(0, 250, (1, 5))
-    with torch.no_grad():
-        want = model(ids, use_cache=False).logits
-        staged = StagedWeights(model, 0.0, CPU)
-        assert torch.equal(model(ids, use_cache=False).logits, want)
-        staged.close()
+    want = logits(model)
+    with staged_weights(model):
+        assert torch.equal(logits(model), want)
 
 
 @pytest.mark.parametrize("form", FORMS)

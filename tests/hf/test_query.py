@@ -63,7 +63,6 @@ def test_every_family_says_how_positions_turn_its_queries(family: str) -> None:
         if rotary is None:
             assert shape.rope is None
             continue
-        assert shape.rope is not None
         kinds = "layer_type" in inspect.signature(rotary.forward).parameters
         kind = (model.config.layer_types[i],) if kinds else ()
         at = [query_of(module, shape, hidden, rotary(hidden, torch.tensor([[p]]), *kind)) for p in (5, 45)]

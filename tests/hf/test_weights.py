@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,20 @@ CPU = torch.device("cpu")
 SHARES = [0.0, 0.5, 0.8]
 
 
+@contextmanager
+def staged_weights(model: Any) -> Iterator[StagedWeights]:
+    """Every layer's in DRAM, which two slots take turns to hold."""
+    staged = StagedWeights(model, 0.0, CPU)
+    yield staged
+    staged.close()
+
+
+@torch.no_grad()
+def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Of one forward call over a few tokens."""
+    return model(torch.arange(5)[None] if ids is None else ids, use_cache=False).logits
+
+
 def generate(model: Any, ids: torch.Tensor, count: int = 6) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.generate(ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
@@ -41,9 +57,8 @@ def test_every_family_says_the_same_and_is_as_it_was(family: str) -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     ids = torch.randint(3, 160, (2, 20), generator=torch.Generator().manual_seed(5))
     want = generate(model, ids)
-    staged = StagedWeights(model, 0.0, CPU)
-    assert torch.equal(generate(model, ids), want)
-    staged.close()
+    with staged_weights(model):
+        assert torch.equal(generate(model, ids), want)
     assert torch.equal(generate(model, ids), want)
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name])
@@ -98,9 +113,7 @@ def beside_a_fault(model: Any, at: int | None, after: bool) -> tuple[tuple[int, 
 def test_a_step_brings_every_staged_layer_in_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for layers in (5, 6, 7):
         model = small(layers=layers)
-        staged = StagedWeights(model, 0.0, CPU)
-        ids = torch.randint(0, 250, (1, 5))
-        seen: list[int] = []
+        staged, seen = StagedWeights(model, 0.0, CPU), list[int]()
 
         def note(j: int, staged: StagedWeights = staged, seen: list[int] = seen) -> Any:
             def check(layer: nn.Module, *_: Any) -> None:
@@ -118,8 +131,7 @@ def test_a_step_brings_every_staged_layer_in_once_and_in_order(monkeypatch: pyte
         monkeypatch.setattr(staged, "_copy", lambda j, copy=copy, copies=copies: copies.append(j) or copy(j))
         for _ in range(2):
             copies.clear()
-            with torch.no_grad():
-                model(ids, use_cache=False)
+            logits(model)
             assert staged.held == [0, 1], "as the next step finds them"
             # two are there when the step begins, and again when it ends
             assert copies[: layers - SLOTS] == list(range(SLOTS, layers))
@@ -130,16 +142,13 @@ def test_a_step_brings_every_staged_layer_in_once_and_in_order(monkeypatch: pyte
 
 def test_after_a_step_that_failed_the_next_one_is_right() -> None:
     model = small(layers=6)
-    ids = torch.randint(0, 250, (1, 5))
-    with torch.no_grad():
-        want = model(ids, use_cache=False).logits
-        staged = StagedWeights(model, 0.0, CPU)
+    want = logits(model)
+    with staged_weights(model):
         hook = model.model.layers[3].register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            model(ids, use_cache=False)
+            logits(model)
         hook.remove()
-        assert torch.equal(model(ids, use_cache=False).logits, want)
-        staged.close()
+        assert torch.equal(logits(model), want)
 
 
 def slots_hold_the_first(staged: StagedWeights) -> None:
@@ -151,63 +160,55 @@ def slots_hold_the_first(staged: StagedWeights) -> None:
 
 @pytest.mark.parametrize("fault", [RuntimeError("a fault"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_whatever_ends_a_step_the_slots_hold_the_first_layers(fault: BaseException) -> None:
-    model = small(layers=7).to(CPU)
-    staged = StagedWeights(model, 0.0, CPU)
-
     def raises(*_: Any) -> None:
         raise fault
 
-    for layer in model.model.layers:
-        for register in (layer.register_forward_pre_hook, layer.register_forward_hook):
-            hook = register(raises)
-            with pytest.raises(type(fault)), torch.no_grad():
-                model(torch.randint(0, 250, (1, 5)), use_cache=False)
-            hook.remove()
-            slots_hold_the_first(staged)
-    staged.close()
+    model = small(layers=7).to(CPU)
+    with staged_weights(model) as staged:
+        for layer in model.model.layers:
+            for register in (layer.register_forward_pre_hook, layer.register_forward_hook):
+                hook = register(raises)
+                with pytest.raises(type(fault)):
+                    logits(model)
+                hook.remove()
+                slots_hold_the_first(staged)
 
 
 def test_a_layer_called_by_itself_takes_a_slot_until_the_next_step() -> None:
     model = small(layers=5).to(CPU)
-    staged = StagedWeights(model, 0.0, CPU)
-    hook = model.model.layers[4].register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        model.model.layers[4]()
-    hook.remove()
-    assert staged.held == [4, 1]
-    with torch.no_grad():
-        model(torch.randint(0, 250, (1, 5)), use_cache=False)
-    slots_hold_the_first(staged)
-    staged.close()
+    with staged_weights(model) as staged:
+        hook = model.model.layers[4].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.model.layers[4]()
+        hook.remove()
+        assert staged.held == [4, 1]
+        logits(model)
+        slots_hold_the_first(staged)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_step_may_run_inside_a_layer_of_another(fails: bool) -> None:
     """As decode steps do between the layers of a prompt: the outer layer finds its weights again."""
-    model = small(layers=7).to(CPU)
-    ids, other = torch.randint(0, 250, (1, 5)), torch.randint(0, 250, (1, 3))
-    with torch.no_grad():
-        want, inner = model(ids, use_cache=False).logits, model(other, use_cache=False).logits
-        for at in range(7):
-            staged = StagedWeights(model, 0.0, CPU)
-            handle: list[Any] = []
+    model, other, handle = small(layers=7).to(CPU), torch.randint(0, 250, (1, 3)), list[Any]()
+    want, inner = logits(model), logits(model, other)
 
-            def run(*_: Any, staged: StagedWeights = staged, handle: list[Any] = handle) -> None:
-                handle.pop().remove()  # once
-                if not fails:
-                    assert torch.equal(model(other, use_cache=False).logits, inner)
-                    return
-                fault = model.model.layers[5].register_forward_pre_hook(lambda *_: 1 / 0)
-                with pytest.raises(ZeroDivisionError):
-                    model(other, use_cache=False)
-                fault.remove()
+    def run(*_: Any) -> None:
+        handle.pop().remove()  # once
+        if not fails:
+            assert torch.equal(logits(model, other), inner)
+            return
+        fault = model.model.layers[5].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            logits(model, other)
+        fault.remove()
 
+    for layer in model.model.layers:
+        with staged_weights(model) as staged:
             # inside the layer: its projections have run, its output and its MLP have not
-            handle.append(model.model.layers[at].self_attn.o_proj.register_forward_pre_hook(run))
-            assert torch.equal(model(ids, use_cache=False).logits, want)
+            handle.append(layer.self_attn.o_proj.register_forward_pre_hook(run))
+            assert torch.equal(logits(model), want)
             assert not handle
             slots_hold_the_first(staged)
-            staged.close()
 
 
 @pytest.mark.parametrize("share", [*SHARES, 1.0])
@@ -250,9 +251,8 @@ def test_projections_that_are_fused_lie_side_by_side_and_take_no_memory() -> Non
 def test_layers_are_told_apart_by_their_own_weights_wherever_they_lie() -> None:
     model = small(layers=6)
     want = [shape.mark for shape in describe_layers(model)]
-    staged = StagedWeights(model, 0.0, CPU)
-    assert [shape.mark for shape in describe_layers(model)] == want
-    staged.close()
+    with staged_weights(model):
+        assert [shape.mark for shape in describe_layers(model)] == want
 
 
 def test_the_fingerprint_is_the_same_before_during_and_after() -> None:
@@ -262,8 +262,7 @@ def test_the_fingerprint_is_the_same_before_during_and_after() -> None:
         staged = StagedWeights(model, share, CPU)
         found.append(_weights(model))
         hook = model.model.layers[3].register_forward_pre_hook(lambda *_: found.append(_weights(model)))
-        with torch.no_grad():
-            model(torch.randint(0, 250, (1, 5)), use_cache=False)
+        logits(model)
         hook.remove()
         staged.close()
         found.append(_weights(model))

@@ -30,7 +30,6 @@ class Usage(NamedTuple):
 def usage(cubin: bytes) -> list[Usage]:
     """Of each kernel of a cubin, as the program says that Triton brings along."""
     found = importlib.util.find_spec("triton")
-    assert found is not None
     assert found.origin is not None
     program = Path(found.origin).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from coattn.method import registry as registry_module
 def install(folder: Path, package: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts a package of one module on the path, with an entry point for coattn, and lets the registry read anew."""
     module = package.replace("-", "_")
+    monkeypatch.delitem(sys.modules, module, raising=False)
     (folder / f"{module}.py").write_text(code, encoding="utf-8")
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()

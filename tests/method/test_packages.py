@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.run import coattn as command
 from tests.engine.small import greedy, llm, prompt, small
 from tests.method.packages import install
 
@@ -120,7 +119,6 @@ PROMPT = prompt(40)
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "coattn-outside", CODE, monkeypatch)
-    monkeypatch.delitem(sys.modules, "coattn_outside", raising=False)
 
 
 @pytest.mark.usefixtures("outside")
@@ -184,8 +182,6 @@ def test_a_package_that_cannot_be_used_costs_its_own_rows_only(
 ) -> None:
     install(tmp_path, "coattn-broken", code, monkeypatch)
     install(tmp_path, "coattn-outside", CODE, monkeypatch)
-    for module in ("coattn_broken", "coattn_outside"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
     assert compose(find_method("full")).exact
     assert compose(find_method("outside")).exact
     (failure,) = registry().failures
@@ -210,31 +206,10 @@ def test_two_packages_with_the_same_name_are_told_apart(tmp_path: Path, monkeypa
 def test_the_command_says_what_comes_from_which_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "coattn-outside", CODE, monkeypatch)
     install(tmp_path, "coattn-broken", "1 / 0", monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(coattn.__file__).parents[1]}")
-    code = "from coattn.cli.main import main; main()"
-
-    def methods(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, "methods", *more]
-        return subprocess.run(command, capture_output=True, text=True, check=True)
-
-    page, data = methods(), json.loads(methods("--json").stdout)
+    page, data = command("methods"), json.loads(command("methods", "--json").stdout)
     assert "From package coattn-outside: select picks_own." in page.stdout
     assert "warning: The parts of package 'coattn-broken' are not available" in page.stderr
     packages = {row["name"]: row["package"] for row in data["methods"]}
     assert packages["outside"] == "coattn-outside"
     assert packages["full"] is None
     assert "ZeroDivisionError" in data["unavailable"][0]
-
-
-def test_nothing_of_a_package_is_imported_before_a_row_is_looked_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, "coattn-outside", CODE, monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(coattn.__file__).parents[1]}")
-    code = (
-        "import sys, coattn.cli.main, coattn.engine.llm, coattn.hf.attach\n"
-        "assert 'coattn_outside' not in sys.modules and 'coattn.baselines.h2o' not in sys.modules\n"
-        "from coattn.method.table import METHODS\n"
-        "assert 'outside' in METHODS and 'coattn_outside' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -91,7 +91,6 @@ class World:
         cache, listed = self.runtime.groups[0].cache, self.probe.by_layer[layer].host
         if listed is None:
             return [[]] * KV_HEADS
-        assert cache.host is not None
         block, owned = cache.block, cache.host.table.owned[slot]
         table, tokens = (x.expand(-1, KV_HEADS, *x.shape[2:])[slot] for x in (listed.table, listed.tokens))
         heads = []

@@ -123,7 +123,6 @@ class World:
             torch.cat([x[: self.sinks], y[self.sinks : edge], x[edge:]])
             for x, y in zip(given, self.stored(slot, layer), strict=True)
         )
-        assert cache.host is not None
         ids = cache.host.table.owned[slot][: edge // BLOCK]
         table, outs, attended = index.tables[layer][slot], [], 0
         planes = unpack(index.memory[layer][torch.tensor(ids)]).transpose(1, 2).flatten(0, 1)  # [n, kv_heads, planes]
@@ -249,7 +248,6 @@ def test_in_8_bits_scales_count_in_the_gpu_tier_and_single_rows_are_rounded() ->
         world.step(1)
         held[form] = dict(world.runtime.groups[0].cache.spec.ledger.held)
         memory = world.runtime.groups[0].cache.host
-        assert memory is not None
         blocks = memory.memory.capacity
     # a scale and a minimum in 16 bits for each channel and each row, of two layers
     assert held["int8"]["gpu"] - held["model"]["gpu"] == blocks * 2 * KV_HEADS * 4 * (DIM + BLOCK)
@@ -264,10 +262,8 @@ def test_scales_follow_blocks_that_come_from_a_file() -> None:
     world.step(150)
     world.step(1)
     tier = world.runtime.groups[0].cache.host
-    assert tier is not None
     host, ids = tier.memory, list(range(18))
     files = host.contents(ids)
-    assert host.scales is not None
     kept = [host[1][:18].clone(), host.scales[1][:18].clone()]
     host[1].zero_()
     host.scales[1].zero_()
@@ -371,7 +367,6 @@ def test_a_pool_takes_what_the_index_leaves(
     assert 0.9 * room < ledger.held["gpu"] <= room
     assert pool[0] <= runtime.groups[0].cache.spec.plan.pool_blocks * 32 < pool[1]
     place = runtime.groups[0].executor
-    assert place.staging is not None
     assert place.staging.blocks > 100, "prompts have room too"
     runtime.release()
 

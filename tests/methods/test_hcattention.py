@@ -55,6 +55,12 @@ class World:
         self.lengths = step.lengths
         return q, out, picked[0] if picked else None
 
+    def take_back(self, keep: int) -> None:
+        """Of the first sequence."""
+        self.runtime.truncate(0, self.lengths[0], keep)
+        self.k[0], self.v[0] = self.k[0][:keep], self.v[0][:keep]
+        self.lengths = (keep, self.lengths[1])
+
     def weights(self, seq: int, q: Tensor) -> Tensor:
         """q `[q_heads, d]` -> the scores to select by, `[q_heads, n]` float64: coded keys, then exact ones."""
         index, keys = cast("Codes", self.group.index), self.k[seq].clone()
@@ -67,6 +73,12 @@ class World:
         if self.shape.softcap is not None:
             scores = self.shape.softcap * torch.tanh(scores / self.shape.softcap)
         return scores
+
+    def attended(self, seq: int, q: Tensor) -> Tensor:
+        """q `[q_heads, d]` -> the output `[q_heads, d]` float64 where every token counts."""
+        return torch.einsum(
+            "hn,nhd->hd", self.weights(seq, q).softmax(-1), self.v[seq].double().repeat_interleave(GROUP, 1)
+        )
 
     def far(self, seq: int) -> int:
         return (self.lengths[seq] - 1) // BLOCK * BLOCK
@@ -153,7 +165,6 @@ def test_centroids_in_8_bits_are_near() -> None:
     world, plain = World(groups=4, tau=1, centroid_bits=8), World(groups=4, tau=1)
     index = cast("Codes", world.group.index)
     book = index.books.made[0]
-    assert book.small is not None
     numbers, steps = book.small
     torch.testing.assert_close((numbers.float() - 128) * steps, book.centroids[0])
     for _ in range(5):
@@ -165,15 +176,12 @@ def test_centroids_in_8_bits_are_near() -> None:
 def test_soft_capped_scores_are_selected_by() -> None:
     world = World(groups=8, tau=1, softcap=0.9)
     q, out, _ = world.step((1, 1))
-    weights = world.weights(0, q[0]).softmax(-1)
-    wanted = torch.einsum("hn,nhd->hd", weights, world.v[0].double().repeat_interleave(GROUP, 1))
-    torch.testing.assert_close(out[0].double(), wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(out[0].double(), world.attended(0, q[0]), atol=2e-5, rtol=1e-4)
 
 
 def test_each_query_head_has_its_mass_and_not_an_entry_more() -> None:
     world = World(groups=8, tau=0.75)
     q, _, picked = world.step((1, 1))
-    assert picked is not None
     assert picked.rows is not None
     for seq in range(2):
         weights, far = world.weights(seq, q[seq]).softmax(-1), world.far(seq)
@@ -191,10 +199,6 @@ def test_heads_of_a_group_attend_to_what_any_of_them_keeps(tail: str) -> None:
     given: dict[str, Any] = {"groups": 8, "tau": 0.6, "tail": tail}
     world, apart = World(**given, union=True), World(**given)
     (q, out, picked), (_, _, alone) = world.step((1, 1)), apart.step((1, 1))
-    assert picked is not None
-    assert alone is not None
-    assert picked.rows is not None
-    assert alone.rows is not None
     assert torch.equal(picked.rows.index, alone.rows.index), "no value more is read"
     for seq in range(2):
         coded, far = world.weights(seq, q[seq]), world.far(seq)
@@ -236,9 +240,7 @@ def test_the_mean_value_is_that_of_what_is_stored(form: str) -> None:
     world.runtime.abort(running)
     world.step((1, 1))
     check(1e-5 if form == "model" else 0.02)
-    world.runtime.truncate(0, world.lengths[0], 43)
-    world.k[0], world.v[0] = world.k[0][:43], world.v[0][:43]
-    world.lengths = (43, world.lengths[1])
+    world.take_back(43)
     check(1e-5 if form == "model" else 0.02)
     world.runtime.truncate(1, world.lengths[1], 0)
     assert not means.sums[0][1].any()
@@ -270,14 +272,9 @@ def test_tokens_can_be_taken_back(sinks: int) -> None:
     world = World(groups=0, tau=1, window_blocks=2, sink_blocks=sinks)
     for _ in range(30):
         world.step((1, 1))
-    world.runtime.truncate(0, world.lengths[0], 41)
-    world.k[0], world.v[0] = world.k[0][:41], world.v[0][:41]
-    world.lengths = (41, world.lengths[1])
+    world.take_back(41)
     for new in ((1, 1), (9, 2), *[(1, 1)] * 12):
         q, out, _ = world.step(new)
     for seq in range(2):
-        weights = world.weights(seq, q[seq]).softmax(-1)
-        wanted = torch.einsum("hn,nhd->hd", weights, world.v[seq].double().repeat_interleave(GROUP, 1))
-        torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
-    assert world.group.cache.host is not None
+        torch.testing.assert_close(out[seq].double(), world.attended(seq, q[seq]), atol=2e-5, rtol=1e-4)
     world.group.cache.host.table.check_integrity()

@@ -23,8 +23,7 @@ PIECE = DIM // 2
 
 def books(world: World, slot: int, layer: int) -> Tensor:
     """`[kv_heads, 2, centroids, d / 2]`"""
-    found: Tensor = world.runtime.groups[0].index.books[layer][slot].double()  # type: ignore[attr-defined]
-    return found
+    return world.runtime.groups[0].index.books[layer][slot].double()
 
 
 def slow(world: World, slot: int, layer: int, prompt: int) -> list[set[int]]:

@@ -31,7 +31,6 @@ class World(fetched.World):
         """By KV head: positions that the last decode step attended to."""
         near: Any = self.runtime.groups[0].cache.gpu
         length, found = self.lengths[slot], self.probe.by_layer[layer].gpu
-        assert found is not None
         here, own = {near.place(slot, p)[0]: p for p in range(near.first(length), length)}, found.in_reach(slot + 1)
         table, tokens = (x.expand(-1, KV_HEADS, *x.shape[2:])[slot] for x in (own.table, own.tokens))
         return [[here[b] for b in ids[:count]] for ids, count in zip(table.tolist(), tokens.tolist(), strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.tiers import function_of, measure, split
+from tests.tiers import function_of, measure, split, timed
 
 pytest_plugins = ["pytester"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -20,12 +20,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPTS)
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(name)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +177,11 @@ def test_a_long_matrix_is_sampled_and_its_quick_cases_are_few(pytester: pytest.P
     assert [item.name for item in kept if "test_long" in item.name] == ["test_long[1]"], "those marked slow go first"
 
 
-def test_seconds_are_read_from_what_pytest_prints() -> None:
-    lines = ["  1.50s call     tests/a.py::test_b[x y]", "0.50s setup    tests/a.py::test_b[x y]"]
-    lines += ["1.00s call     tests/a.py::test_b[z]", "0.90s call     tests/a.py::test_short", "3 passed in 4s"]
+def test_seconds_of_a_processor_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COATTN_SECONDS", str(tmp_path / "taken"))
+    with timed("tests/a.py::test_b[x y]"):
+        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
+    (line,) = (tmp_path / "taken").read_text().splitlines()
+    assert 0.2 <= float(line.split()[0]) < 2
+    lines = ["2.000 tests/a.py::test_b[x y]\n", "1.000 tests/a.py::test_b[z]\n", "0.900 tests/a.py::test_short\n"]
     assert measure(lines) == {"tests/a.py::test_b": 1.5}

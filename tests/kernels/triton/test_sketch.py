@@ -100,8 +100,6 @@ def check(pool: PoolTensors, memory: torch.Tensor, table: torch.Tensor, seq: tor
 def check_written(before: PoolTensors, after: PoolTensors, plain: PoolTensors, seq: torch.Tensor) -> bool:
     """Attention has written what it read into places that were cold and not looked up, and nowhere else. Whether there
     were any."""
-    assert before.packed is not None
-    assert after.packed is not None
     written = (after.packed.scales != before.packed.scales).any(2)
     for slot in seq.tolist():
         for head in range(KV_HEADS) if slot < len(before.clock) - 1 else ():

@@ -60,7 +60,6 @@ class World:
     def blocks(self, slot: int) -> list[list[int]]:
         """Numbers of the blocks that the last step attended to in a sequence, per KV head."""
         near = self.picked[-1].gpu
-        assert near is not None
         owned: list[int] = self.group.cache.gpu.table.owned[slot]  # type: ignore[attr-defined]
         counts, tables = near.tokens.expand(-1, 2)[slot].tolist(), near.table.expand(-1, 2, -1)[slot].tolist()
         block = self.group.cache.block

@@ -67,8 +67,7 @@ def decoding(engine: Any) -> Request:
     handle = engine.submit(prompt(150), greedy(20, ignore_eos=True))
     while len(handle.request.output) < 4:
         engine.step()
-    found: Request = handle.request
-    return found
+    return handle.request
 
 
 def test_a_long_sequence_has_no_more_cells_than_can_be_shown() -> None:

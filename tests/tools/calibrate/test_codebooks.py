@@ -54,7 +54,6 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert all(book.centroids.dtype == shapes[0].dtype for book in books.values())
     assert read_origin(str(path)).basis
     for book in books.values():
-        assert book.basis is not None
         assert book.basis.to.shape == (2, 8, 8)
         same = torch.eye(8).expand(2, 8, 8)
         torch.testing.assert_close(book.basis.to @ book.basis.back, same, atol=1e-3, rtol=0)

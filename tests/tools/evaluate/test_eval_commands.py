@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.cli.run import coattn
 from tests.tools.evaluate.tiny import model_and_text
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 WINDOWS = ["--prefill", "60", "--decode", "4", "--stride", "100", "--length", "300"]
 SOURCE = {"model", "dtype", "text", "versions", "hardware", "command", "commit", "starts", "prefill", "length"}
@@ -27,6 +30,16 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+def test_perplexity_equals_plain_transformers(folder: Path) -> None:
+    result = run(folder, "perplexity", "--method", "full", "--length", "256", "--dtype", "float32")
+    ids = AutoTokenizer.from_pretrained(folder)((folder / "text.txt").read_text(), return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder).eval()(ids[:, :256]).logits[0, :-1]
+    assert result["tokens"] == 255
+    loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:256]).item()
+    assert result["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+
+
 @pytest.mark.parametrize("arguments", [["full"], ["full", "--set", "block=4"], ["oracle", "--set", "budget=64"]])
 def test_what_attends_to_everything_is_faithful_to_the_bit(folder: Path, arguments: list[str]) -> None:
     found = run(folder, "fidelity", "--method", *arguments, *WINDOWS)
@@ -41,6 +54,7 @@ def test_fidelity_writes_what_scripts_rely_on(folder: Path, tmp_path: Path) -> N
     assert set(found) >= SOURCE | METHOD
     assert found["starts"] == [0, 100, 200]
     assert [window["start"] for window in found["windows"]] == found["starts"]
+    assert found["kl"] < 1e-6
     assert 0.8 < found["cpu_ratio"] < 1.0
     layers = found["layers"]
     assert set(layers) == {"cosine", "mass", "share_attended", "cpu_ratio"}

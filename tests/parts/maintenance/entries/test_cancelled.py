@@ -96,7 +96,6 @@ def ask(session: Session, ids: list[int]) -> Found:
     """The answer, what was not read for it, and what the window's entries weigh after it."""
     out = session.submit_whole(ids, greedy(24, ignore_eos=True)).result()
     parked = session.llm.store.parked.get(("session", session.number))
-    assert parked is not None
     found = {name: x for name, x in parked.groups[0].tensors.items() if name.startswith("averages")}
     assert len(found) == LAYERS
     return out.token_ids, out.cached_tokens, found

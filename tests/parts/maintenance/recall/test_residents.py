@@ -29,7 +29,6 @@ class Scout(World):
 
     @property
     def owned(self) -> dict[int, list[int]]:
-        assert self.group.cache.host is not None
         return self.group.cache.host.table.owned
 
     def split(self, slot: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -181,8 +180,6 @@ def test_it_says_how_much_each_side_attended_to() -> None:
     world = Scout(budget=24)
     world.step()
     near, far = world.picked[-1].gpu, world.picked[-1].host
-    assert near is not None
-    assert far is not None
     step = Step.of((0, 1), (61, 9), (1, 1))
     assert world.runtime.attended(step) == (
         round(near.tokens.float().mean(1).sum().item()),
