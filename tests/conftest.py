@@ -1,7 +1,5 @@
 """Shared by all tests: determinism, and a reason for what cannot run here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 

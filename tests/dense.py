@@ -1,7 +1,5 @@
 """The oracle: attention as the textbook writes it, in float64, one sequence at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

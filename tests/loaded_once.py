@@ -1,7 +1,5 @@
 """Commands and examples that name the embedded model share its weights within a test module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from unittest import mock

@@ -1,8 +1,6 @@
 """What the folders promise: small base classes, hooks that several rows use, no circle of imports, no part that asks
 whether it is captured."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

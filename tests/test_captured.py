@@ -1,7 +1,5 @@
 """A row that cannot be one CUDA graph says which part is the reason."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 CI has no GPU. `scripts/gpu_run.py` writes the file on a machine that has one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

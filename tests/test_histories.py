@@ -1,7 +1,5 @@
 """Random histories: prompts, turns, decode steps and tokens taken back, under rows that must equal full attention."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

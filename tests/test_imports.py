@@ -1,7 +1,5 @@
 """What is imported when, and that nothing changes by it: in a process of its own, from the lightest import on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A decode step with padding rows, as it is captured for a GPU, against the same step without."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

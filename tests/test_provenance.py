@@ -1,7 +1,5 @@
 """What a result says of the source that made it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

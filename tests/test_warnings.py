@@ -1,7 +1,5 @@
 """What pytest makes of warnings: ours are errors, also those of a thread or of an object that is collected."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import warnings

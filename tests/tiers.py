@@ -6,8 +6,6 @@ than a second. Of each function, quick cases take up to `QUICK_SECONDS` together
 always the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What is free is the least of what the machine and its control groups have, and more than that is never allocated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

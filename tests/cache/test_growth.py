@@ -1,7 +1,5 @@
 """Memories that grow: what lies in memory meanwhile, and what is left where there is not enough."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A ledger for each device: what one takes counts in the whole, and each has its own limit."""
 
-from __future__ import annotations
-
 import pytest
 
 from coattn.cache.ledger import Ledger

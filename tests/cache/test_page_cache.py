@@ -1,7 +1,5 @@
 """Prompts that are over and still in spare GPU memory: who goes on from their blocks finds them, nobody else does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts that are read in chunks where the cache keeps codes: attended as they are, the same however they are cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Prompts that are read in chunks where every key lies in DRAM: kept in spare GPU memory meanwhile, or not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

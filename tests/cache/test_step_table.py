@@ -1,7 +1,5 @@
 """The table of a decode step: what it says, and that it grows with the sequences whose length nobody knew."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny models on disk, with a tokenizer that knows the words w0 to w156."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.hf.families import tiny

@@ -1,7 +1,5 @@
 """The command line in this process: what it prints where, and how it ends."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout

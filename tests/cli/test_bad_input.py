@@ -1,7 +1,5 @@
 """Bad input gets one sentence and a hint, exit code 2, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

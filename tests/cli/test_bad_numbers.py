@@ -1,7 +1,5 @@
 """Numbers that no machine can use, files of another kind and devices: one sentence and a hint, at once."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands, as a user sees them: on the embedded model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest import mock

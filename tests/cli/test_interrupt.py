@@ -1,7 +1,5 @@
 """Ctrl-C ends a command with one word and exit code 130, also while it is still being imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """`coattn methods --check`: a row of one's own beside full attention."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the library has to say stands on lines of its own on stderr, never inside an answer."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 

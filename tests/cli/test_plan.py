@@ -1,7 +1,5 @@
 """`coattn plan`: a table, a recommendation, and what is refused, from config.json alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`coattn serve --role`: keys that are none, and a process that reads for another."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

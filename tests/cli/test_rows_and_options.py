@@ -1,8 +1,6 @@
 """Every command under every row of the table, with options that fit the row and options that do not: it runs (exit 0)
 or is refused with one sentence and a hint (exit 2). Nothing else may happen."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from itertools import product

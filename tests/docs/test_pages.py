@@ -1,7 +1,5 @@
 """The pages agree with the project: ranges, links, examples, figures."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """README, docs/attach.md and docs/choosing.md: code runs, and what fits on 24 GB is as `coattn plan` says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

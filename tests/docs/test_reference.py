@@ -1,7 +1,5 @@
 """The generated pages are as the code says, and the check notices when they are not."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

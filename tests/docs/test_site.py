@@ -1,7 +1,5 @@
 """The site of docs/ builds without a warning: no dead link or anchor, and no page that the index lacks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

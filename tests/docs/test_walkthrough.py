@@ -1,7 +1,5 @@
 """The walk-through of docs/add_a_method.md, run as it is printed: its packages, its rows, its tests."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

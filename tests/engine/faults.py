@@ -6,8 +6,6 @@ A case plays one scenario twice on a tiny model, once undisturbed, and compares 
     python -m tests.engine.faults --fuzz 5000 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -6,8 +6,6 @@ makes the same choices as if nothing had happened, or as if it had read the text
     python -m tests.engine.histories --count 2000 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -1,7 +1,5 @@
 """Memories that are pretended, for what decides by bytes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from coattn.types import Tier

@@ -5,8 +5,6 @@ Freed blocks are filled with numbers that would spoil any answer that read them.
     python -m tests.engine.player --method cpu --operations 2500 --seed 7
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -1,7 +1,5 @@
 """Every row with parameters that leave much out of short texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.methods.test_matrix import SMALL, SMALL_CACHE

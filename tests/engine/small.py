@@ -1,7 +1,5 @@
 """A very small random model and a tokenizer of single bytes, for tests that run many steps."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Penalties, biases, least lengths and guides: each does what it says to its own row and nothing to the others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.engine.small import END, VOCAB, Only, greedy, llm, prompt

@@ -1,7 +1,5 @@
 """What fits, over a pretended memory."""
 
-from __future__ import annotations
-
 import pytest
 from tests.engine.memory import GPU, HOST, Blocks
 

@@ -1,7 +1,5 @@
 """A request says how far its attention was off, as audited."""
 
-from __future__ import annotations
-
 from tests.engine.small import greedy, llm, prompt
 
 from coattn import SamplingParams

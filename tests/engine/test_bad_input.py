@@ -1,7 +1,5 @@
 """What cannot be done is refused with one sentence and a hint, before anything has run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

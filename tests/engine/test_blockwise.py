@@ -1,7 +1,5 @@
 """Prompts read block by block through `attach` and `LLM`: exact within one block, the same however they are cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.engine.small import greedy, llm, small

@@ -1,7 +1,5 @@
 """The token budget of prompts over a pretended clock: the promised time between tokens holds, short prompts pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.engine.memory import Boundless

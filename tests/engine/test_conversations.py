@@ -1,7 +1,5 @@
 """Sessions that are opened and closed by several threads at once."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Text as it comes adds up to the text of all tokens; stop strings are found wherever the borders fall."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

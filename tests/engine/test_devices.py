@@ -3,8 +3,6 @@
 Without GPUs the devices are `cpu:0` and `cpu:1`: one CPU, with a cache, a ledger and a border for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blocks that memory has no room for: on disk and back, the same answers, and nothing damaged is believed."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

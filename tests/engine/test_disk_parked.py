@@ -1,7 +1,5 @@
 """Sequences that wait on disk: what they may push out, who waits for their files, and what is measured of them."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

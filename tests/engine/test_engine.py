@@ -1,7 +1,5 @@
 """Requests that come and go, fail and are cancelled: each gets what it would get alone, and the memory comes back."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from typing import Any

@@ -3,8 +3,6 @@
 A sample; `scripts/faults.sh` runs every case there is, and thousands at random.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers that stall, fail or die in the middle of a step: an error in time, and then everything as before."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

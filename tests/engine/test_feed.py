@@ -1,7 +1,5 @@
 """Tokens that are fed one step each: under full attention the answer is that of the whole prompt."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers that outgrow GPU memory, and sequences that outgrow what was left when they began."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A sample; `scripts/faults.sh OUT histories` plays thousands.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

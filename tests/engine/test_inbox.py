@@ -1,7 +1,5 @@
 """Who has a request here, without an engine."""
 
-from __future__ import annotations
-
 import threading
 import time
 

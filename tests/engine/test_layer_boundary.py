@@ -1,7 +1,5 @@
 """Decode steps between the layers of a prompt: what comes out is what steps in turns give, and nobody waits long."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

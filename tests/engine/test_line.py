@@ -1,7 +1,5 @@
 """The line in front of the engine: priorities, deadlines, a limit, and cancelling from an event loop."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Where no method is named: exact where the KV fits in GPU memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

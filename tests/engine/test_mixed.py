@@ -1,7 +1,5 @@
 """Steps that decode and read prompts at once: what comes out is what alternating steps give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

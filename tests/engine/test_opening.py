@@ -1,7 +1,5 @@
 """An engine that cannot be opened leaves the model as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

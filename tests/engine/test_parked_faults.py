@@ -1,7 +1,5 @@
 """Whatever fails while sequences wait, leave memory or come back: nobody else notices, and nothing leaks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent import futures

@@ -1,7 +1,5 @@
 """How prompts share what is read between two decode steps."""
 
-from __future__ import annotations
-
 import pytest
 from tests.engine.memory import Boundless
 

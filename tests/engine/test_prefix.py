@@ -1,7 +1,5 @@
 """Prompts that begin alike: the same answers, only the shared full blocks counted, and memory that stays in order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

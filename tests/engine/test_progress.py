@@ -1,7 +1,5 @@
 """One line on stderr, on a terminal alone, says what is loaded, how much of a prompt is read, and what is written."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pty

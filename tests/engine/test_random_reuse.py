@@ -1,7 +1,5 @@
 """Random operations on an engine whose memory is short, briefly; `python -m tests.engine.player` does it at length."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`exact` in reports: what the row, the tiers' dtypes and the model allow together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

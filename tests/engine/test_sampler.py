@@ -1,7 +1,5 @@
 """Sampling equals Transformers' processors, row by row, whatever else is in the batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

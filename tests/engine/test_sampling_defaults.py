@@ -1,7 +1,5 @@
 """What a request leaves out is the same in Python, on the command line, over HTTP and on the page."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 

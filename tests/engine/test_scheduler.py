@@ -1,7 +1,5 @@
 """The scheduler alone, over a pretended memory: nobody is lost, no byte too many, the old come first."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Turns that are appended to what is stored; sessions that are saved, damaged, swapped, dropped and gone on with."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

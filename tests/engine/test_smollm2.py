@@ -1,7 +1,5 @@
 """The real model in float32: greedy tokens identical to Transformers, alone and among many."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Thousands of steps of requests that come, go and are cancelled: no byte more, and everyone's own text."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """One thread at a time touches the tables; in a callback of a step nobody waits for itself."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns that take back a part of what is stored, and prompts that give way: the answer is that of the text alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What someone who knows vLLM types first: its names, `n`, `chat`, its prompts and its outputs."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every example runs as a reader would run it, and says what its text promises."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """A tiny random model of every supported family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The forms in which quantised weights come, each over the same eight bits: how Transformers' quantisers store them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -45,7 +43,7 @@ class Packed(Tensor):
     scale: Tensor
 
     @staticmethod
-    def __new__(cls, packed: Tensor, scale: Tensor) -> Packed:
+    def __new__(cls, packed: Tensor, scale: Tensor) -> "Packed":
         return Tensor._make_wrapper_subclass(cls, packed.shape, dtype=scale.dtype, device=packed.device)  # type: ignore[attr-defined, no-any-return]
 
     def __init__(self, packed: Tensor, scale: Tensor) -> None:

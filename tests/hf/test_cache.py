@@ -1,7 +1,5 @@
 """`coattn.Cache` as the `past_key_values` of Transformers: equal to its own cache, and as sparing with surprises."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A dtype that the CPU has no instructions for is said to be slow: in one line, once for each model."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

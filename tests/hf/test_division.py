@@ -1,7 +1,5 @@
 """Which layers lie on which device, and what a forward call carries between them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny

@@ -1,7 +1,5 @@
 """Every family under every exact method equals Transformers: logits, greedy text, mixed lengths, three turns."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

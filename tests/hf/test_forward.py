@@ -1,7 +1,5 @@
 """Packed calls equal Transformers for every family, and the model is left as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

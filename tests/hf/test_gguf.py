@@ -1,7 +1,5 @@
 """Conversion of a GGUF made here: every weight where it belongs, and a tokenizer without the known traps."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

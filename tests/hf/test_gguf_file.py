@@ -1,7 +1,5 @@
 """A GGUF file where a model is asked for: its weights in the wanted dtype, its tokenizer, its template, its hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

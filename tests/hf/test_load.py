@@ -1,7 +1,5 @@
 """Loading: quiet, whole, from safetensors, and one sentence with a hint for everything that goes wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

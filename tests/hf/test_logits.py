@@ -1,7 +1,5 @@
 """Logits from hidden states are the model's own, scaled and capped as its family does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

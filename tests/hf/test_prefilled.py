@@ -1,7 +1,5 @@
 """A prompt that was read elsewhere is answered like one that was read here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Quantised weights in every form: keys and values stay in the numbers that the model computes with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Queries that are made outside their attention module are the module's own."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transformers newer than what was tested is used, and one sentence says so."""
 
-from __future__ import annotations
-
 import logging
 from importlib import metadata
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights in DRAM: each staged layer is brought in before its turn, tokens stay the same, less lies on the GPU."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

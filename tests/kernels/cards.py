@@ -1,7 +1,5 @@
 """Cards that kernels are compiled for: there is no other way to test them without one."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Pools for tests of what reads and writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

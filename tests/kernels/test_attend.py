@@ -1,7 +1,5 @@
 """`attend` in C++ against the reference, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Prompts read block by block: what each token sees, however the prompt is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What cards differ in: too old ones are refused, and tiles fit into their shared memory."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

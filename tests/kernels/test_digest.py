@@ -1,7 +1,5 @@
 """A digest bounds what any key of its block can give a query."""
 
-from __future__ import annotations
-
 import torch
 
 from coattn.kernels.digest import digest, score_digest

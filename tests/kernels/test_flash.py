@@ -1,7 +1,5 @@
 """Many queries over blocks against the reference, and what is left to others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

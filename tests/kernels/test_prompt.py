@@ -1,7 +1,5 @@
 """Attention of prompts: every kernel that runs here against the reference, in pieces too, and how one is chosen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.dense import dense

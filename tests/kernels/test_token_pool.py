@@ -1,7 +1,5 @@
 """What a pool of single tokens knows of the last step."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """`top_p` and `weighted_sum`: plain meaning, and the C++ kernel against it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

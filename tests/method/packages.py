@@ -1,7 +1,5 @@
 """A package from outside, as `pip install` leaves it in a folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parts and rows of installed packages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A runtime over random tensors whose every query, key and value is known: for rows that choose single tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """auto: every entry whose estimated weight reaches the floor is attended exactly, the mean stands in for the others."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Parameters of rows that make no sense are refused, and which one it is is said."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

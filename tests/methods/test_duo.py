@@ -1,7 +1,5 @@
 """DuoAttention: retrieval heads see all, the others the first and the newest tokens; labels by needle mass."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """H2O and TOVA: what is dropped is gone for good, and which that is a slow re-statement of each rule says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

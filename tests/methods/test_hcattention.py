@@ -1,7 +1,5 @@
 """HCAttention: codes that score, the mass that is selected, weights that are merged."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

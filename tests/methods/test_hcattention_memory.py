@@ -1,7 +1,5 @@
 """HCAttention: bytes that are held, codebooks that are made or read, values that are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """HCAttention under `attach` and `LLM`: batches of mixed lengths, appended turns, tight budgets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

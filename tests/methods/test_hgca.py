@@ -1,7 +1,5 @@
 """HGCA: exact with beta = 0, entries that come back with a changed topic, thresholds against fixed numbers."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

@@ -1,7 +1,5 @@
 """InfiniGen: partial keys say one layer ahead which tokens are fetched; its rule beside a slow re-statement."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the papers' rows are known for, on the embedded model: a pass key that is asked for with its prompt, or late."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every combination of parts: what composes equals full attention with nothing left out, and keeps to its budget."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

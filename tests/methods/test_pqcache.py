@@ -1,7 +1,5 @@
 """PQCache: codes of a prompt's own keys say which tokens are fetched; its rule beside a slow re-statement."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """SnapKV: what a prompt's last queries weigh most stays, what they do not is never attended again."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """StreamingLLM with positions counted inside the cache, beside a slow re-statement that numbers every token anew."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`make test` in tiers: every test is in one of them, and one closing line says how many passed in all."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Two steps that run at once: a prompt's, and a decode step of another sequence at its layer boundaries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

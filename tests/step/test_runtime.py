@@ -1,7 +1,5 @@
 """The runtime against the textbook: every row, mixed lengths, prefill, decode, append, windows, budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast

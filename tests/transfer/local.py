@@ -1,7 +1,5 @@
 """A process that reads prompts, in this process: a test can reach into it."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 They are forked from a process that has imported everything already, so that one that was killed is soon replaced.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Addresses, and sockets that killed processes have left."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

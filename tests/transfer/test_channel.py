@@ -1,7 +1,5 @@
 """Frames between two who share a secret; what is changed, repeated or too long is noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Several processes read prompts: whoever is free is asked, and one that fails costs nobody an answer."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What two sides must have alike."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

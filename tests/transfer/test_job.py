@@ -1,7 +1,5 @@
 """One prompt on its way: what a GPU's copies run on."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 from typing import Any

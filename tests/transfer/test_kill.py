@@ -3,8 +3,6 @@
 COATTN_KILLS=30 does at full length what is done briefly otherwise.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """One piece of memory holds everything of a prompt, nothing twice."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """A lease runs out unless it is renewed, and never comes back."""
 
-from __future__ import annotations
-
 from coattn.transfer.lease import Lease
 
 

@@ -1,7 +1,5 @@
 """Whatever goes wrong with one prompt is said to its caller; the model reads the next one."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable, Iterator

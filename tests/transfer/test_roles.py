@@ -1,7 +1,5 @@
 """A prompt that another process has read is answered like one that was read here; what went wrong there never shows."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Iterator

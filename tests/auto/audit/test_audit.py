@@ -1,7 +1,5 @@
 """Audits: what they say of a case is what textbook attention says, and the floor follows it."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import Future
 from typing import Any

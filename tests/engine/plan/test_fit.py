@@ -1,7 +1,5 @@
 """Lengths and batches that nobody gives: as long as the model, where memory has room, and what is chosen opens."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

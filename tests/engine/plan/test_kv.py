@@ -1,7 +1,5 @@
 """What a method would hold: planned bytes are those that a run takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

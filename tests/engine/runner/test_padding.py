@@ -1,7 +1,5 @@
 """Decode steps of a model with padding rows, as they are captured on a GPU but without one, against plain ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Captured decode steps against the same steps run layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 There is one GPU at most here, so both devices are that one: two caches, two graphs, two streams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

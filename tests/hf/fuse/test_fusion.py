@@ -1,7 +1,5 @@
 """Fused forms of whole models, under Triton's interpreter without a GPU: the same numbers, and the model as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Projections that share a matrix while a step is recorded, and have their own again afterwards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A catalog of one tiny model whose wheel the test itself makes, and the real default model."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Getting a model: once, whole, checked, and nothing left behind when it fails."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

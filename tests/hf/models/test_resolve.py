@@ -1,7 +1,5 @@
 """Names: the catalog's, local folders and what is wrong with them, hub names."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

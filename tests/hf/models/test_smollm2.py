@@ -1,7 +1,5 @@
 """The real default model, fetched if it is not here yet: its tokenizer, its numbers, its use."""
 
-from __future__ import annotations
-
 import pydoc_data.topics
 import time
 from pathlib import Path

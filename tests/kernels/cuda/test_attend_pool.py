@@ -1,7 +1,5 @@
 """Attention over pools in 8 bits on tensor cores against PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

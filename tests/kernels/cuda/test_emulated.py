@@ -1,7 +1,5 @@
 """Kernels of `auto` and `scout` as they stand, on a CPU thread by thread, against PyTorch: where there is no GPU."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """CUDA C++ kernels of HCAttention: they compile, and on a GPU they say what the references say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

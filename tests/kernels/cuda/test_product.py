@@ -1,7 +1,5 @@
 """Linear layers over a few tokens: right, the same whatever else is in the batch, and refused where they do not fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast

@@ -1,7 +1,5 @@
 """Pools after a step: the kernel of CUDA C++ against PyTorch, on a CPU thread by thread and on a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import fields
 

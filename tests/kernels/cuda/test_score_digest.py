@@ -1,7 +1,5 @@
 """Scores of digests on tensor cores against the reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

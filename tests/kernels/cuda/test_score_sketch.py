@@ -1,7 +1,5 @@
 """Scores of sketches on tensor cores against PyTorch."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers that get no processor time are waited for; lost ones are not."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

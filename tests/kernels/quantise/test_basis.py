@@ -1,7 +1,5 @@
 """Keys in a basis: scores stay what they are, and codes lose less of them."""
 
-from __future__ import annotations
-
 import torch
 
 from coattn.kernels.quantise.basis import Basis, deal, fit_basis

@@ -1,7 +1,5 @@
 """Blocks in 8 bits: PyTorch's form of them, in the C++ kernels' layout (whose reading tests/native tests)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Product quantisation: nearest centroids, clustering, codes and back, scores both ways, packing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Rows in 8 bits: keys with much in common lose little."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

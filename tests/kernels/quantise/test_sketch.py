@@ -1,7 +1,5 @@
 """Sketches of keys: scores by planes are scores of coded keys, and bits go where queries need them."""
 
-from __future__ import annotations
-
 import torch
 
 from coattn.kernels.quantise.sketch import Sketcher, fit, spread_of, unpack

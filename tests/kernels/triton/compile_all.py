@@ -1,7 +1,5 @@
 """Compiles kernels for GPUs that are not there. Run as a program: the interpreter must be off."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Triton's interpreter is slow: without a GPU its kernels are tested by the whole suite, not by the quick set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernels for prompts against their references: on the GPU where there is one, else under Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every Triton kernel compiles for every card, and fits it, also where there is none."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Nearest centroids, and full blocks that become codes and values inside a recorded step: kernels against PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

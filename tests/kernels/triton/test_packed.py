@@ -1,7 +1,5 @@
 """Kernels that write and read blocks in 8 bits, against their references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The kernels of a decode step with residents against their references."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sketches and the entries that they choose: kernels against PyTorch."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers of the asynchronous queue that stall, fail or die: an error in time, and a new pool afterwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A mailbox whose jobs add up values: lists that change from step to step, answered by the C++ server."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The CPU one layer ahead: with the real query it changes nothing, with another it does what Algorithm 1 says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

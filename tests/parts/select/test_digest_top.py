@@ -1,7 +1,5 @@
 """Quest's rule: the blocks whose digests promise the most, per KV head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules that pick single tokens: the ceiling (oracle) and the floor (random) of a budget."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.parts.select.test_digest_top import SCALE

@@ -1,7 +1,5 @@
 """Cells: where blocks lie and what was attended, beside what the parts themselves report."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a trace says of a step, and the files made of it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Codebook files: made by the command, read back, refused where they do not belong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A conversation with an engine: messages of several lines, files, methods, statistics, and a stop."""
 
-from __future__ import annotations
-
 import importlib
 import io
 from collections.abc import Iterator

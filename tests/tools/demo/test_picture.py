@@ -1,7 +1,5 @@
 """The picture: everything in the frame, no text over another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

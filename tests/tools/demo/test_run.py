@@ -1,7 +1,5 @@
 """The demo on a random model: what it answers has no meaning, but where KV lies and what is attended has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,7 +90,7 @@ class Counting(Seen):
     """Counts what the lists say, beside what was recognised."""
 
     listed = 0
-    last: Counting
+    last: "Counting"
 
     def open(self, runtime: Runtime) -> None:
         super().open(runtime)

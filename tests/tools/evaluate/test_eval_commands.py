@@ -1,7 +1,5 @@
 """`coattn eval perplexity` and `fidelity` on a small random model: keys, windows, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Needles: exact lengths, sentence borders, keys that are found or not, and the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

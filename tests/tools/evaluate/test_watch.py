@@ -1,7 +1,5 @@
 """What the probe says against hand computations, and the protocol over several windows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The small random model as a folder, for commands that take one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.engine.small import small, tokenizer

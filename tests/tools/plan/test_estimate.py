@@ -1,7 +1,5 @@
 """Plans: bytes are those that the cache's own ledger counts, times are bytes over rates, and more is never less."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

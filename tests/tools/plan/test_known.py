@@ -1,7 +1,5 @@
 """Models and cards by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Kernels of `coattn/kernels/cuda` on a CPU, thread by thread: slow, and good for a few blocks."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """A turn that is cancelled while entries are chosen for it: at every stage of the choice, the session goes on as if the
 choice had never begun, or as if the turn had never been."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

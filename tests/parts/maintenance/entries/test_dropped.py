@@ -1,7 +1,5 @@
 """Lists that are dropped without `release` while the pool copies for them."""
 
-from __future__ import annotations
-
 import gc
 
 import torch

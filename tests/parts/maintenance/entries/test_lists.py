@@ -1,7 +1,5 @@
 """Lists of chosen entries: they hold what was put, in order, and give their blocks back."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

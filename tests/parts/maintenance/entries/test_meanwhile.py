@@ -1,7 +1,5 @@
 """After a prompt entries are chosen off the steps: the right ones, and nobody else waits."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any, cast

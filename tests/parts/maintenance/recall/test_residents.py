@@ -1,7 +1,5 @@
 """A pool of resident blocks in GPU memory: what is resident, what is missed, what is brought in when."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, cast
 
