@@ -125,7 +125,7 @@ def test_padding_rows_change_nothing(method: str, params: dict[str, Any], window
     world.steps(3, [3, 1])
     world.join(0, 16)
     world.join(4, 100)
-    world.steps(40, [4, 0, 1, 3])
+    world.steps(17, [4, 0, 1, 3])
     assert world.ledger.held["gpu"] == held["gpu"]
     assert world.ledger.held["host"] == held["host"] or method == "hgca", "what is chosen of DRAM grows as it is chosen"
     world.release()
