@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,9 +18,12 @@ def loaded_once() -> Iterator[None]:
     def kept(name: str, dtype: torch.dtype, device: torch.device) -> Loaded:
         return load(name, dtype=dtype, device=device)
 
-    def shared(name: str, *, dtype: str = "auto", device: str = "auto", **more: object) -> Loaded:
+    def shared(name: str, *, dtype: str = "auto", device: str = "auto", check: Any = None, **more: object) -> Loaded:
         place = choose_device(device)
-        return kept(str(name), choose_dtype(dtype, place), place)
+        found = kept(str(name), choose_dtype(dtype, place), place)
+        if check is not None:  # which also hears of the tokenizer
+            check(found.tokenizer, found.positions)
+        return found
 
     with mock.patch("coattn.hf.load.load", shared), mock.patch("coattn.engine.model.load", shared):
         yield
