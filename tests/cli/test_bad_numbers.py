@@ -1,6 +1,7 @@
 """Numbers that no machine can use, files of another kind and devices: one sentence and a hint, at once."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import click
 import pytest
 from tests.cli.run import coattn
 
-from coattn import SamplingParams
+from coattn import LLM, SamplingParams
 from coattn.cli.options import Count, numbers
 from coattn.errors import ConfigError, InputError
+from coattn.hf.load import load
+from coattn.hf.prefilled import Prefilled, prefill
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.part import check_number
@@ -72,9 +75,6 @@ def test_what_is_no_length(text: str) -> None:
 
 
 def test_more_log_probabilities_than_tokens(folder: Path) -> None:
-    from coattn import LLM
-    from coattn.hf.load import load
-
     with LLM(load(folder, device="cpu"), max_batch=1, max_length=64) as llm:
         with pytest.raises(ConfigError, match="logprobs is 161"):
             llm.generate([1, 2], SamplingParams(logprobs=161))
@@ -120,19 +120,11 @@ def test_a_path_without_permission_is_one_sentence(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_prompts_that_cannot_be_prefilled(folder: Path, ids: Any, chunk: int, words: str) -> None:
-    from coattn.hf.load import load
-    from coattn.hf.prefilled import prefill
-
     with pytest.raises((InputError, ConfigError), match=words):
         prefill(load(folder, device="cpu").model, ids, chunk)
 
 
 def test_prefilled_files_that_do_not_belong_together(folder: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from coattn.hf.load import load
-    from coattn.hf.prefilled import Prefilled, prefill
-
     made = prefill(load(folder, device="cpu").model, [3, 4, 5])
     for broken, words in (
         (replace(made, tokens=(3, 4)), "layer 0"),

@@ -8,14 +8,16 @@ import pytest
 from tests.cli.run import coattn
 from tests.loaded_once import loaded_once
 
+from coattn.hf.models import resolve
+from coattn.method.table import METHODS
+from coattn.parts.method import AXES
+
 __all__ = ["loaded_once"]
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("loaded_once")]
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from coattn.hf.models import resolve
-
     return Path(resolve("smollm2"))
 
 
@@ -34,9 +36,6 @@ def test_doctor() -> None:
 
 
 def test_methods_lists_every_row_with_its_parts() -> None:
-    from coattn.method.table import METHODS
-    from coattn.parts.method import AXES
-
     rows = run_json("methods")["methods"]
     assert [row["name"] for row in rows] == list(METHODS)
     for row in rows:
@@ -48,8 +47,6 @@ def test_methods_lists_every_row_with_its_parts() -> None:
 
 
 def test_methods_at_80_columns_shows_every_name_whole() -> None:
-    from coattn.method.table import METHODS
-
     for options in ((), ("--parts",)):
         with mock.patch("coattn.cli.output.out._width", 80):
             shown = coattn("methods", *options).stdout

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from coattn.cli.main import main
+from coattn.parts.schedule.layer_ahead import LayerAhead
 
 ROW = """
 [method.mine]
@@ -38,8 +39,6 @@ def test_an_exact_row_is_found_equal(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_row_that_is_not_what_it_says_ends_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coattn.parts.schedule.layer_ahead import LayerAhead
-
     monkeypatch.setattr(LayerAhead, "is_exact", lambda self: True)
     path = tmp_path / "rows.toml"
     path.write_text(ROW.format(schedule="layer_ahead"))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.rows import options
 from tests.engine.small import UNIT, flush, greedy, in_order, prompt, slow_prompts, small, tokenizer
 
 import coattn
 from coattn.engine.store import files as files_module
 from coattn.engine.store.files import SUFFIX, FileCache
+from coattn.engine.store.keys import extend_keys
 from coattn.engine.store.speed import DiskSpeed, PromptSpeed
 from coattn.errors import ConfigError
 
@@ -118,8 +120,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], 
     with pushed_out(folder) as (llm, answer):
         mine = llm.store.sharing.root(b"")
         keys: list[bytes] = []
-        from coattn.engine.store.keys import extend_keys
-
         extend_keys(keys, mine, TEXT, 8)
     return {name: (folder / name).read_bytes() for name in (key.hex() + SUFFIX for key in keys[:11])}, answer
 
@@ -228,8 +228,6 @@ def test_a_full_queue_loses_blocks_and_delays_nobody(tmp_path: Path, monkeypatch
 
 def test_a_full_queue_keeps_the_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks leave memory from the end of a text, and are of no use without those before them."""
-    import torch
-
     blocks = [{"x": torch.full((1, 4), float(i))} for i in range(8)]
     monkeypatch.setattr(files_module, "QUEUE_BYTES", 3 * blocks[0]["x"].nbytes)
     one = FileCache(tmp_path, 1 << 20, {"model": "m"})
@@ -269,8 +267,6 @@ def test_one_folder_one_engine(tmp_path: Path) -> None:
 
 
 def test_a_queue_is_written_before_it_is_closed_and_read_from_until_then(tmp_path: Path) -> None:
-    import torch
-
     blocks = [{"x": torch.full((1, 4), float(i))} for i in range(5)]
     keys = [f"{i}{SUFFIX}" for i in range(5)]
     one = FileCache(tmp_path, 1 << 20, {"model": "m"})

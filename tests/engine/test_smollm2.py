@@ -10,6 +10,7 @@ from tests.engine.small import DEVICE, by_transformers
 import coattn
 from coattn import SamplingParams
 from coattn.engine import scheduler
+from coattn.engine.sampling.detokenise import Pieces
 from coattn.hf.load import Loaded, load
 from coattn.text import default_text
 
@@ -102,8 +103,6 @@ def test_preempted_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pieces_of_arbitrary_tokens_add_up() -> None:
-    from coattn.engine.sampling.detokenise import Pieces
-
     tokenizer, generator = loaded().tokenizer, torch.Generator().manual_seed(0)
     for _ in range(20):
         ids = torch.randint(0, len(tokenizer), (40,), generator=generator).tolist()

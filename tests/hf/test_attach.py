@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
-from transformers import DynamicCache, PreTrainedModel, TextStreamer
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    DynamicCache,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    PreTrainedModel,
+    TextStreamer,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -192,8 +200,6 @@ def test_masks_that_change_their_mind_are_refused() -> None:
 
 
 def test_other_families_and_what_is_no_language_model_are_refused() -> None:
-    from transformers import BloomConfig, BloomForCausalLM
-
     bloom = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2)).eval()
     others: tuple[tuple[Any, str], ...] = (
         (bloom, "family 'bloom'"),
@@ -206,8 +212,6 @@ def test_other_families_and_what_is_no_language_model_are_refused() -> None:
 
 
 def test_language_models_inside_others_are_refused_alike_by_all() -> None:
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-
     text = {**FAMILIES["gemma3"][1], "sliding_window": 19}
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -118,8 +119,6 @@ def test_every_weight_is_the_files_own_to_half_precision(
 
 def test_plain_transformers_loads_it_in_float32(folder: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
-    from transformers import AutoModelForCausalLM
-
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
 
 

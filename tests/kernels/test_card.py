@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.engine.small import small
 from tests.kernels.cards import SHARED
 
 from coattn.cli.main import cli
 from coattn.errors import ConfigError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.load import choose_device
 from coattn.kernels.card import check_card
 
 GPU = torch.device("cuda", 0)
@@ -26,8 +29,6 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("card", [(7, 0), (7, 5)], indirect=True)
 def test_an_old_card_is_refused_in_one_sentence(card: None) -> None:
-    from coattn.hf.load import choose_device
-
     for refuses in (lambda: check_card(GPU), lambda: choose_device("auto"), lambda: choose_device("cuda:0")):
         with pytest.raises(
             ConfigError, match=r"^Tesla T4 has compute capability 7\.[05], but .* need 8\.0: .*\.$"
@@ -39,10 +40,6 @@ def test_an_old_card_is_refused_in_one_sentence(card: None) -> None:
 
 def test_layers_on_an_old_card_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a model that somebody else has loaded: `attach` and engines describe its layers first."""
-    from tests.engine.small import small
-
-    from coattn.hf.architectures import describe_layers
-
     model = small()
     assert describe_layers(model)
     for layer in model.get_decoder().layers:
@@ -67,8 +64,6 @@ def test_doctor_says_why_a_card_is_not_used(card: None, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("card", [(8, 0), (8, 6), (9, 0), (12, 0)], indirect=True)
 def test_later_cards_are_taken(card: None) -> None:
-    from coattn.hf.load import choose_device
-
     check_card(GPU)
     assert choose_device("auto").type == "cuda"
     check_card(torch.device("cpu"))

@@ -14,12 +14,14 @@ from tests.tools.evaluate.tiny import save_model
 from torch import Tensor
 
 import coattn
+from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, MethodError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import describe_layers
 from coattn.kernels.quantise.skew import SkewOrigin, load, read_origin, save, skew_of
 from coattn.method.row import compose
 from coattn.method.table import METHODS
+from coattn.step.runtime import Runtime
 from coattn.tools.calibrate.skews import read_skews
 
 ROW = METHODS["infinigen"]
@@ -192,9 +194,6 @@ def test_predicted_under_the_norm_of_the_layer_before() -> None:
 
 
 def test_the_row_asks_for_it() -> None:
-    from coattn.cache.ledger import Ledger
-    from coattn.step.runtime import Runtime
-
     layers = World(ROW).runtime.layers
     for norm, want in (("before", 1), ("own", 2)):
         assert Runtime(layers, compose(ROW, norm=norm), Ledger(), 1, None).norm_layer(2) == want

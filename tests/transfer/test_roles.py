@@ -13,6 +13,7 @@ from tests.transfer.local import local as local_server
 from tests.transfer.local import watch_taken
 from tests.transfer.processes import Process, reading
 
+import coattn
 from coattn.errors import ConfigError, DeadlineError, InputError, TransferError
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
@@ -81,8 +82,6 @@ def remote(engine: Any, server: PrefillServer, **more: Any) -> RemotePrefill:
 
 
 def test_another_model_key_or_dtype_is_refused(local: PrefillServer) -> None:
-    import coattn
-
     with llm() as engine, remote(engine, local, key=b"other") as made:
         with pytest.raises(InputError, match="another key"):
             made.check()

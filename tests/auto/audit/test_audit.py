@@ -1,6 +1,7 @@
 """Audits: what they say of a case is what textbook attention says, and the floor follows it."""
 
 import random
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -95,6 +96,16 @@ class World:
         torch.testing.assert_close(measured, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.fixture
+def audited() -> Iterator[World]:
+    """Two sequences, and one case audited."""
+    world = World(quality=0.7)
+    world.step(90, 61)
+    world.step(1, 1)
+    yield world
+    world.runtime.release()
+
+
 def test_every_step_one_case_is_what_the_textbook_says() -> None:
     world = World(quality=0.7)
     world.step(90, 61)
@@ -132,20 +143,17 @@ def test_what_lies_on_the_gpu_altogether_and_what_is_exact_is_not_audited() -> N
     assert not World(audit=False).runtime.audits()
 
 
-def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing() -> None:
-    world = World(quality=0.7)
-    world.step(90, 61)
-    world.step(1, 1)
-    audit = audits_of(world.runtime)[0]
+def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing(audited: World) -> None:
+    audit = audits_of(audited.runtime)[0]
     job: Future[Finding] = Future()
     ids = audit.host.table.rows[0, :11].long()
     audit._job = Chosen(0, 0, 0, 0, 91, 1.0), ids, job
     before = audit.tally.error.count
     audit._collect(wait=False)
     assert audit._job is not None, "no step waits for it"
-    world.runtime.truncate(0, world.lengths[0], 0)
-    world.lengths[0] = 0
-    world.kv[0] = [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
+    audited.runtime.truncate(0, audited.lengths[0], 0)
+    audited.lengths[0] = 0
+    audited.kv[0] = [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
     one = torch.ones(1, dtype=torch.float64)
     job.set_result(Finding(one, one, one))
     audit._collect(wait=False)
@@ -158,7 +166,6 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing() -> None:
     audit._job = Chosen(0, 0, 0, 1, 62, 1.0), audit.host.table.rows[1, :7].long() + 1, again
     audit._collect(wait=False)
     assert audit.tally.error.count == before
-    world.runtime.release()
 
 
 def test_the_floor_falls_at_once_and_rises_slowly() -> None:
@@ -181,17 +188,13 @@ def test_the_floor_falls_at_once_and_rises_slowly() -> None:
     assert 1 not in control.own
 
 
-def test_a_step_uses_the_corrected_floor() -> None:
-    world = World(quality=0.7)
-    world.step(90, 61)
-    world.step(1, 1)
-    audit = audits_of(world.runtime)[0]
+def test_a_step_uses_the_corrected_floor(audited: World) -> None:
+    audit = audits_of(audited.runtime)[0]
     audit.control.factors = {0: 0.25, 1: 1.0}
-    running = world.runtime.begin(Step.of((1, 0), (world.lengths[1], world.lengths[0]), (1, 1)))
+    running = audited.runtime.begin(Step.of((1, 0), (audited.lengths[1], audited.lengths[0]), (1, 1)))
     own = audit.floors.floor
     torch.testing.assert_close(audit.floors.rows(2).exp(), torch.tensor([own, own / 4]))
-    world.runtime.abort(running)
-    world.runtime.release()
+    audited.runtime.abort(running)
 
 
 @pytest.mark.parametrize("count", [16, 64, 256])
@@ -289,11 +292,10 @@ def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -
 
 
 @pytest.mark.parametrize("where", ["note_case", "_measure", "_take", "_collect"])
-def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(quality=0.7)
-    world.step(90, 61)
-    world.step(1, 1)
-    audit = audits_of(world.runtime)[0]
+def test_an_audit_that_fails_costs_no_step_anything(
+    where: str, audited: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = audits_of(audited.runtime)[0]
 
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no")
@@ -301,39 +303,31 @@ def test_an_audit_that_fails_costs_no_step_anything(where: str, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(audits if where == "note_case" else audit, where, fails)
         with pytest.raises(AssertionError, match="dropped"):
-            world.step(1, 1)
+            audited.step(1, 1)
     assert audit.failed
     assert audit.report()["failed"] == audit.failed
-    audit.failed, seen = 0, len(world.seen)
-    world.step(1, 1)
-    assert len(world.seen) == seen + 1, "the next one is measured again"
+    audit.failed, seen = 0, len(audited.seen)
+    audited.step(1, 1)
+    assert len(audited.seen) == seen + 1, "the next one is measured again"
 
 
-def test_a_thread_that_fails_is_asked_no_more() -> None:
-    world = World(quality=0.7)
-    world.step(90, 61)
-    world.step(1, 1)
-    audit, job = audits_of(world.runtime)[0], Future[Finding]()
+def test_a_thread_that_fails_is_asked_no_more(audited: World) -> None:
+    audit, job = audits_of(audited.runtime)[0], Future[Finding]()
     job.set_exception(RuntimeError("no"))
-    audit._job = Chosen(0, 0, 0, 0, world.lengths[0], 0.1), torch.zeros(1, dtype=torch.long), job
+    audit._job = Chosen(0, 0, 0, 0, audited.lengths[0], 0.1), torch.zeros(1, dtype=torch.long), job
     with pytest.raises(AssertionError, match="dropped"):
-        world.step(1, 1)
+        audited.step(1, 1)
     assert audit._job is None
     audit.failed = 0
-    world.step(1, 1)
-    world.runtime.release()
+    audited.step(1, 1)
 
 
-def test_a_step_that_is_tried_again_audits_the_same_case() -> None:
-    world = World(quality=0.7)
-    world.step(90, 61)
-    world.step(1, 1)
-    audit, step = audits_of(world.runtime)[0], Step.of((0, 1), tuple(world.lengths), (1, 1))
+def test_a_step_that_is_tried_again_audits_the_same_case(audited: World) -> None:
+    audit, step = audits_of(audited.runtime)[0], Step.of((0, 1), tuple(audited.lengths), (1, 1))
     found = []
     for _ in range(3):
-        running = world.runtime.begin(step)
+        running = audited.runtime.begin(step)
         found.append(audit._chosen)
-        world.runtime.abort(running)
+        audited.runtime.abort(running)
     assert found[0] is not None
     assert found[0] == found[1] == found[2]
-    world.runtime.release()

@@ -3,7 +3,9 @@
 import importlib
 import io
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.run import coattn
@@ -46,9 +48,8 @@ class Desk:
 
 @pytest.fixture
 def partner() -> Iterator[Partner]:
-    made = Partner(lambda method: llm(method, max_batch=1), "full")
-    yield made
-    made.close()
+    with closing(Partner(lambda method: llm(method, max_batch=1), "full")) as made:
+        yield made
 
 
 def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Partner) -> None:
@@ -67,13 +68,10 @@ def test_a_switch_that_cannot_go_back_either_says_why_and_the_conversation_is_sa
             raise BudgetError(reasons.pop(0), "Free some.")
         return llm(method or "full", max_batch=1, session_dir=tmp_path)
 
-    partner = Partner(open, "full", "talk")
     desk = Desk("hello", "/method cpu", "are you there?")
-    reasons += ["There is no room for cpu.", "There is no room for full."]
-    try:
+    with closing(Partner(open, "full", "talk")) as partner:
+        reasons += ["There is no room for cpu.", "There is no room for full."]
         talk = desk.talk(partner)
-    finally:
-        partner.close()
     assert talk.failed == 2
     first, hint, then, *_ = desk.told
     assert "There is no room for cpu" in first
@@ -90,12 +88,9 @@ def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) ->
             raise BudgetError("There is no room.", "Free some.")
         return llm(method or "full", max_batch=1, session_dir=tmp_path)
 
-    partner = Partner(open, "full")
     desk = Desk("hello", "/method cpu", "are you there?")
-    try:
+    with closing(Partner(open, "full")) as partner:
         talk = desk.talk(partner)
-    finally:
-        partner.close()
     assert desk.told == ["error: There is no room.", "hint: Free some."]
     assert len(talk.messages) == 4
 
@@ -188,19 +183,13 @@ def test_a_server_on_this_machine_is_found_and_talked_to(monkeypatch: pytest.Mon
 def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
 
-    def opened() -> Partner:
-        return Partner(lambda method: llm(method, max_batch=1), "cpu", "ours")
-
-    partner = opened()
-    said = Desk("hello").talk(partner).messages
-    partner.close()
-    partner = opened()
-    desk = Desk("and now?")
-    talk = desk.talk(partner)
-    assert talk.messages[:2] == said
-    assert partner.session.messages == talk.messages
-    assert partner.llm.report()["cached_tokens"] > 0
-    partner.close()
+    said: list[list[Any]] = []
+    for word in ("hello", "and now?"):
+        with closing(Partner(lambda method: llm(method, max_batch=1), "cpu", "ours")) as partner:
+            said.append(Desk(word).talk(partner).messages)
+            assert partner.session.messages == said[-1]
+            assert (partner.llm.report()["cached_tokens"] > 0) == (word != "hello")
+    assert said[1][:2] == said[0]
     listed = coattn("sessions", "--json")
     assert listed.returncode == 0
     assert '"ours"' in listed.stdout
