@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import (
     count_option,
@@ -25,7 +24,7 @@ from coattn.cli.options import (
     text_option,
     weights_option,
 )
-from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.cli.output import keep, print_json, print_line, print_table, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.text import read_text
@@ -98,7 +97,7 @@ def decode(batch: int, context: int, steps: int, **options: Any) -> None:
     run = Run(options, context)
     import torch
 
-    windows = torch.tensor(run.prompts([context] * batch))
+    windows = torch.tensor(run.prompts(lengths=[context] * batch))
     run.measure(partial(run.tools.decode, windows=windows, new_tokens=steps), run.tools.compare_predictions)
     run.finish(f", {batch} x {context:,} tokens", DECODED, batch=batch, context=context, steps=steps)
 
@@ -110,7 +109,7 @@ def decode(batch: int, context: int, steps: int, **options: Any) -> None:
 def prefill(lengths: list[int], weights_on_gpu: float | None, **options: Any) -> None:
     """Measure the time to the first token of prompts that are read one after another."""
     run = Run(options, max(lengths), on_host=weights_on_gpu is not None)
-    for ids in run.prompts(lengths):
+    for ids in run.prompts(lengths=lengths):
         serve = partial(run.tools.serve, prompts=[ids], new_tokens=2, max_batch=1, weights_on_gpu=weights_on_gpu)
         run.measure(serve, run.tools.compare_answers, tokens=len(ids))
     for row in run.rows:
@@ -130,12 +129,12 @@ def requests(count: int, lengths: list[int], weights_on_gpu: float | None, **opt
     """Measure many requests: tokens per second, and how long users wait."""
     limits = {name: options[name] for name in ("new_tokens", "max_batch")}
     run = Run(options, max(lengths), on_host=weights_on_gpu is not None)
-    prompts = run.prompts([lengths[i % len(lengths)] for i in range(count)])
+    prompts = run.prompts(lengths=[lengths[i % len(lengths)] for i in range(count)])
     serve = partial(run.tools.serve, prompts=prompts, weights_on_gpu=weights_on_gpu, **limits)
     run.measure(serve, run.tools.compare_answers)
     run.finish(f", {count} requests", SERVED, requests=count, lengths=lengths, **limits)
     if not options["as_json"]:
-        out.print("same: share of an answer's tokens before it differs from the first method's", highlight=False)
+        print_line("same: share of an answer's tokens before it differs from the first method's")
 
 
 class Run:
@@ -155,11 +154,8 @@ class Run:
             compose(find_method(each.method), **each.params)
         self.text = read_text(options["text_file"])
         self.loaded = load_model(options, on_host, check=fits("A prompt's length", tokens, options["model"]))
+        self.prompts = partial(tools.prompts, self.loaded, self.text)
         self.rows: list[dict[str, Any]] = []
-
-    def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Stretches of the text in tokens."""
-        return self.tools.prompts(self.loaded, self.text, lengths)
 
     def measure(self, run: Any, compare: Any, **said: Any) -> None:
         """Adds a row of each candidate with what is said of them; --out has those so far."""
@@ -180,10 +176,10 @@ class Run:
         if self._as_json:
             print_json(result)
             return
-        table = Table("method", title=f"{self.loaded.name} ({dtype}){what}")
-        for title, _, _ in (*columns, *KV):
-            table.add_column(title, justify="right")
-        for row in self.rows:
-            cells = [row["refused"]] if "refused" in row else [write(row[key]) for _, key, write in (*columns, *KV)]
-            table.add_row(row["method"], *cells)
-        out.print(table)
+        columns = (*columns, *KV)
+        lines = (
+            (row["method"], *([row["refused"]] if "refused" in row else [write(row[key]) for _, key, write in columns]))
+            for row in self.rows
+        )
+        title = f"{self.loaded.name} ({dtype}){what}"
+        print_table(("method", *(f">{name}" for name, _, _ in columns)), lines, title)

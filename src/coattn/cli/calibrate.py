@@ -9,7 +9,7 @@ import click
 
 from coattn.cli.evaluate import load_to_compare
 from coattn.cli.options import Count, Number, count_option, join, json_option, model_options, text_option
-from coattn.cli.output import err, out, print_json, stages, writable
+from coattn.cli.output import print_json, print_line, stages, tell, writable
 from coattn.text import read_text
 from coattn.units import format_bytes
 
@@ -50,8 +50,8 @@ def show(options: dict[str, Any], report: dict[str, Any], line: str, method: str
     if options["as_json"]:
         print_json(report)
         return
-    out.print(f"{report[name]}: {line}", soft_wrap=True)
-    err.print(f"use it with --method {method} --set {name}={report[name]}", soft_wrap=True)
+    print_line(f"{report[name]}: {line}")
+    tell(f"use it with --method {method} --set {name}={report[name]}")
 
 
 @calibrate.command()

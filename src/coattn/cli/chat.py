@@ -6,12 +6,13 @@ import contextlib
 import os
 import sys
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from coattn.cli.options import EngineOptions, engine_options, fits, is_given, length_option, sampling_options
-from coattn.cli.output import err, notices
+from coattn.cli.output import notices, tell
 from coattn.errors import ConfigError, InputError
 from coattn.serve.settings import KEY
 
@@ -59,8 +60,10 @@ def chat(engine: EngineOptions, max_length: Any, url: Any, session: Any, system:
             return read(prompt)
 
         try:
-            tell(f"{partner.greeting()}. {HOW}")
-            talk = Talk(partner, SamplingParams(**sampling), system, read_next, answer.write, tell)
+            tell(f"{partner.greeting()}. {HOW}", "dim")
+            talk = Talk(
+                partner, SamplingParams(**sampling), system, read_next, answer.write, partial(tell, style="dim")
+            )
             talk.run()
         finally:
             partner.close()
@@ -78,7 +81,7 @@ def find_server(url: str | None, progress: bool) -> Server | None:
         return Server(SERVER, progress=progress, timeout=1.0)
     except InputError as error:
         if "cannot be reached" not in str(error):  # something is there: say why it is not used
-            tell(f"There is a server at {SERVER}, but: {error} {error.hint}")
+            tell(f"There is a server at {SERVER}, but: {error} {error.hint}", "dim")
         return None
 
 
@@ -94,7 +97,7 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
     from coattn.tools.chat.partner import Partner
 
     if not is_given("model"):
-        tell(f"Loading {engine.model}; --model takes another.")
+        tell(f"Loading {engine.model}; --model takes another.", "dim")
     loaded = engine.load(fits("--max-length", max_length, engine.model))
     if not getattr(loaded.tokenizer, "chat_template", None):
         raise InputError(
@@ -121,8 +124,3 @@ def read(prompt: str) -> str:
     if not line:
         raise EOFError
     return line.rstrip("\n")
-
-
-def tell(text: str) -> None:
-    """What is not part of an answer."""
-    err.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from coattn.cli.options import count_option, json_option, load_model, model_options
-from coattn.cli.output import err, out, print_json, stages, writable
+from coattn.cli.output import print_json, print_line, print_table, stages, tell, writable
 from coattn.units import format_bytes
 
 
@@ -30,7 +29,7 @@ def demo(tokens: int, max_new_tokens: int, folder: str, as_json: bool, **options
     """
     target = writable(str(Path(folder) / "demo.json"))
     assert target is not None
-    err.print("Loading the model. The first time it is fetched and converted, which takes about a minute.")
+    tell("Loading the model. The first time it is fetched and converted, which takes about a minute.")
 
     from coattn.provenance import provenance
     from coattn.tools.demo.picture import draw
@@ -47,31 +46,31 @@ def demo(tokens: int, max_new_tokens: int, folder: str, as_json: bool, **options
         print_json(result)
         return
     show_table(result)
-    err.print(f"wrote {target} and {figure}", soft_wrap=True)
+    tell(f"wrote {target} and {figure}")
 
 
 def show_table(result: dict[str, Any]) -> None:
     """The comparison, for people."""
     tokens, read_s = result["document_tokens"], result["read_s"]
-    out.print(f"In a document of {tokens:,} tokens, read once in {read_s:.0f} s: “{result['fact']}”", highlight=False)
-    out.print(f"Asked: “{result['question']}”", highlight=False)
+    print_line(f"In a document of {tokens:,} tokens, read once in {read_s:.0f} s: “{result['fact']}”")
+    print_line(f"Asked: “{result['question']}”")
     cap = f"{format_bytes(result['gpu_cap'])}, {result['gpu_share']:.1%} of the KV"
-    table = Table(title=f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)
-    for name in ("method", "", "KV in GPU tier", "KV in DRAM", "attended", "found", "answer"):
-        table.add_column(name, justify="right" if name.startswith(("KV", "attended")) else "left")
-    for row in result["rows"]:
-        table.add_row(
+    columns = ("method", "", ">KV in GPU tier", ">KV in DRAM", ">attended", "found", "answer")
+    rows = (
+        (
             f"[bold]{row['method']}[/bold]",
             "exact" if row["exact"] else "lossy",
             *(f"{row[share]:.0%}" for share in ("gpu_share", "host_share", "attended")),
             "[green]yes[/green]" if row["found"] else "[red]no[/red]",
             escape(" ".join(row["answer"].split())),
         )
-    out.print(table)
-    out.print("attended: share of the document that a layer, head and step attends to, on average", highlight=False)
+        for row in result["rows"]
+    )
+    print_table(columns, rows, f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)
+    print_line("attended: share of the document that a layer, head and step attends to, on average")
     for row in result["rows"]:
         if not row["found"]:
-            out.print(f"[bold]{row['method']}[/bold] {why(row, result)}", highlight=False)
+            print_line(f"{row['method']} {why(row, result)}")
 
 
 def why(row: dict[str, Any], result: dict[str, Any]) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import out, print_json
+from coattn.cli.output import print_json, print_line, print_table
 
 
 @click.command()
@@ -22,18 +21,12 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table(title="This machine", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in found["machine"].items():
-        table.add_row(name.replace("_", " "), "none" if value is None else str(value))
-    out.print(table)
-    use = Table("part", "what will be used", "why", title="What coattn will use")
-    for row in found["uses"]:
-        use.add_row(row["part"], row["choice"], row["reason"])
-    out.print(use)
+    facts = ((f"[bold]{name.replace('_', ' ')}", str(fact or "none")) for name, fact in found["machine"].items())
+    print_table(("", ""), facts, "This machine", show_header=False)
+    uses = ((row["part"], row["choice"], row["reason"]) for row in found["uses"])
+    print_table(("part", "what will be used", "why"), uses, "What coattn will use")
     for hint in found["hints"]:
-        out.print(f"hint: {hint}", highlight=False)
+        print_line(f"hint: {hint}")
 
 
 def prompt_attention() -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.evaluate import evaluate
 from coattn.cli.options import (
@@ -19,7 +18,7 @@ from coattn.cli.options import (
     out_option,
     text_option,
 )
-from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.cli.output import keep, print_json, print_table, progress, save, writable
 from coattn.errors import ConfigError
 from coattn.text import read_text
 from coattn.units import parse_share
@@ -92,12 +91,10 @@ def needle(**options: Any) -> None:
 
 def show(result: dict[str, Any]) -> None:
     """The grid for people: depth down, length across."""
-    table = Table(title=f"{result['model']}, {result['method']}: {result['found']} of {result['total']} found")
-    table.add_column("depth", justify="right")
-    for each in result["by_length"]:
-        table.add_column(f"{each['length']:,}", justify="center")
+    lengths = [each["length"] for each in result["by_length"]]
     found = {(cell["depth"], cell["length"]): cell["found"] for cell in result["cells"]}
-    for depth in sorted({depth for depth, _ in found}):
-        marks = [found[depth, each["length"]] for each in result["by_length"]]
-        table.add_row(f"{depth:.0%}", *("[green]found[/green]" if mark else "[red]lost[/red]" for mark in marks))
-    out.print(table)
+    marks = {True: "[green]found[/green]", False: "[red]lost[/red]"}
+    depths = sorted({depth for depth, _ in found})
+    rows = ((f"{depth:.0%}", *(marks[found[depth, length]] for length in lengths)) for depth in depths)
+    title = f"{result['model']}, {result['method']}: {result['found']} of {result['total']} found"
+    print_table((">depth", *(f">{length:,}" for length in lengths)), rows, title)

@@ -10,7 +10,7 @@ import click
 
 from coattn.cli.evaluate import evaluate, prepare, shared_options
 from coattn.cli.options import compose_method
-from coattn.cli.output import keep, out, print_json, progress, save, writable
+from coattn.cli.output import keep, print_json, print_line, progress, save, writable
 from coattn.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def compare_windows(
         print_json(result)
     else:
         kind = "exact" if result["exact"] else "lossy"
-        out.print(f"{result['method']} ({kind}): {describe(result)}\n{subject.where()}", highlight=False)
+        print_line(f"{result['method']} ({kind}): {describe(result)}\n{subject.where()}")
 
 
 def describe_perplexity(result: dict[str, Any]) -> str:

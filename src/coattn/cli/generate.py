@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from coattn.cli.options import EngineOptions, count_option, engine_options, json_option, sampling_options
-from coattn.cli.output import err, notices, print_json
+from coattn.cli.output import notices, print_json, tell
 from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
 from coattn.units import format_bytes
@@ -84,8 +84,8 @@ def generate(
         print_json(summary)
         return
     if result.finish_reason == "length" and len(result.token_ids) < (given["max_new_tokens"] or DEFAULT_NEW_TOKENS):
-        err.print("The answer ended because it reached the model's context length.", style="dim", highlight=False)
-    err.print(footer(summary), style="dim", highlight=False, soft_wrap=True)
+        tell("The answer ended because it reached the model's context length.", "dim")
+    tell(footer(summary), "dim")
 
 
 def check_sampling(asked: dict[str, Any], otherwise: float) -> None:

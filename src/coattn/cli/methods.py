@@ -6,11 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Column, Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json, progress
+from coattn.cli.output import print_json, print_line, print_table, progress, tell
 from coattn.errors import CoattnError, ConfigError
+
+HINT = """`coattn methods NAME` explains one, --parts shows what each is made of. Wherever a name works,
+a TOML file with a row of your own does, too."""
 
 
 @click.command()
@@ -53,20 +55,19 @@ def methods(name: str | None, with_parts: bool, check: bool, as_json: bool) -> N
     if as_json:
         print_json({"methods": rows, "parts_from_packages": parts, "unavailable": unavailable})
         return
-    table = Table(Column("method", no_wrap=True), "exact", "what it does")
+    lines = []
     for row in rows:
         text = row["summary"].removeprefix("Exact. ").removeprefix("Lossy. ")
         if with_parts:
             text += " Parts: " + ", ".join(f"{axis} {row[axis]}" for axis in AXES if row[axis] != "none") + "."
         text += f" From package {row['package']}." if row["package"] else ""
-        table.add_row(row["name"], "yes" if row["exact"] else "no", text)
-    out.print(table)
+        lines.append((row["name"], "yes" if row["exact"] else "no", text))
+    print_table(("method", "exact", "what it does"), lines)
     for part in parts:
-        out.print(f"From package {part['package']}: {part['axis']} {part['name']}.")
+        print_line(f"From package {part['package']}: {part['axis']} {part['name']}.")
     for text in unavailable:
-        err.print(f"warning: {text}", soft_wrap=True)
-    out.print("`coattn methods NAME` explains one, --parts shows what each is made of. Wherever a name works,")
-    out.print("a TOML file with a row of your own does, too.")
+        tell(f"warning: {text}")
+    print_line(HINT)
 
 
 def run_check(method: Any, as_json: bool) -> None:
@@ -78,21 +79,20 @@ def run_check(method: Any, as_json: bool) -> None:
     if as_json:
         print_json(asdict(verdict))
     else:
-        table = Table("run", "parameters", "largest difference from full attention", "attended", "of", "allowed")
         runs = (("nothing left out", verdict.whole, verdict.equal), ("as it stands", None, verdict.own))
+        lines = []
         for what, params, run in runs:
             if run is not None:
                 words = ", ".join(f"{k}={v}" for k, v in (params or {}).items()) or "its own"
                 allowed = "" if run.most is None else f"{run.most:,}"
-                table.add_row(what, words, f"{run.error:.2g}", f"{run.attended:,}", f"{run.stored:,}", allowed)
-        out.print(table)
-        out.print(f"{method.name} says: {'exact, equals full attention' if verdict.exact else 'lossy'}")
+                lines.append((what, words, f"{run.error:.2g}", f"{run.attended:,}", f"{run.stored:,}", allowed))
+        columns = ("run", "parameters", "largest difference from full attention", "attended", "of", "allowed")
+        print_table(columns, lines)
+        print_line(f"{method.name} says: {'exact, equals full attention' if verdict.exact else 'lossy'}")
         if verdict.whole is None:
-            out.print("A part names no parameters under which it leaves nothing out, so equality was not tried.")
-        for problem in verdict.problems:
-            out.print(f"[red]problem:[/red] {problem}")
-        if not verdict.problems:
-            out.print("No problem was found.")
+            print_line("A part names no parameters under which it leaves nothing out, so equality was not tried.")
+        for line in [f"problem: {problem}" for problem in verdict.problems] or ["No problem was found."]:
+            print_line(line)
     if verdict.problems:
         raise SystemExit(1)
 
@@ -132,21 +132,19 @@ def explain(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(row)
         return
-    out.print(f"[bold]{row['name']}[/bold]: {row['summary']}")
-    out.print(f"exact: {'yes, equals full attention' if row['exact'] else 'no'}")
-    if row["package"]:
-        out.print(f"package: {row['package']}")
-    if row["paper"]:
-        out.print(f"paper: {row['paper']}")
-    parts = Table("axis", "part", "what it does", "needs", "provides")
-    for part in row["parts"]:
-        parts.add_row(part["axis"], part["name"], part["does"], ", ".join(part["needs"]), ", ".join(part["provides"]))
-    out.print(parts)
-    params = Table("parameter", "value", "meaning")
-    for key, param in row["params"].items():
-        params.add_row(key, "" if param["value"] is None else str(param["value"]), param["help"])
     from coattn.kernels.blockwise import HELP
 
-    for key, text in HELP.items():
-        params.add_row(key, "", text)
-    out.print(params)
+    print_line(f"{row['name']}: {row['summary']}")
+    print_line(f"exact: {'yes, equals full attention' if row['exact'] else 'no'}")
+    for key in ("package", "paper"):
+        if row[key]:
+            print_line(f"{key}: {row[key]}")
+    parts = (
+        (part["axis"], part["name"], part["does"], ", ".join(part["needs"]), ", ".join(part["provides"]))
+        for part in row["parts"]
+    )
+    print_table(("axis", "part", "what it does", "needs", "provides"), parts)
+    params = [(key, param["value"], param["help"]) for key, param in row["params"].items()]
+    params += [(key, None, text) for key, text in HELP.items()]
+    lines = ((key, "" if value is None else str(value), text) for key, value, text in params)
+    print_table(("parameter", "value", "meaning"), lines)

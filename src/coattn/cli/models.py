@@ -6,10 +6,9 @@ import time
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json, stages
+from coattn.cli.output import print_json, print_table, stages, tell
 from coattn.units import format_bytes
 
 
@@ -29,13 +28,14 @@ def models(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json({"models": [asdict(info) for info in found]})
         return
-    table = Table("model", "state", "size", "licence", "layers", "heads (query / KV)", "positions", "folder")
+    rows = []
     for info in found:
         facts = info.facts
         heads = f"{facts.query_heads} / {facts.kv_heads}"
-        row = (facts.licence, str(facts.layers), heads, f"{facts.positions:,}", str(info.path))
-        table.add_row(info.name, info.state, format_bytes(info.bytes), *row)
-    out.print(table)
+        shape = (facts.licence, str(facts.layers), heads, f"{facts.positions:,}")
+        rows.append((info.name, info.state, format_bytes(info.bytes), *shape, str(info.path)))
+    columns = ("model", "state", "size", "licence", "layers", "heads (query / KV)", "positions", "folder")
+    print_table(columns, rows)
 
 
 @models.command("get")
@@ -55,5 +55,5 @@ def get(name: str, verify: bool, as_json: bool) -> None:
     if as_json:
         print_json({"model": name, "path": str(path), "seconds": round(time.perf_counter() - start, 3)})
     else:
-        err.print(f"{name} is ready ({time.perf_counter() - start:.1f} s).")
+        tell(f"{name} is ready ({time.perf_counter() - start:.1f} s).")
         click.echo(str(path))

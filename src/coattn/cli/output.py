@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from coattn.errors import CoattnError, InputError
 from coattn.progress import progress_line
@@ -29,6 +30,27 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else PAGE)
 def print_json(data: Any) -> None:
     """One JSON object on stdout."""
     click.echo(json.dumps(data, indent=2, default=str))
+
+
+def tell(text: str, style: str | None = None) -> None:
+    """A line on stderr, as it is."""
+    err.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """A line of a result on stdout, as it is."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, **style: Any) -> None:
+    """A table on stdout. The first column is never cut; those whose name begins with `>` are aligned on the right."""
+    table = Table(title=title, **style)
+    for i, column in enumerate(columns):
+        justify: Any = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 ARGUMENTS = re.compile(r"(?<![-\w'])(gpu_kv|host_kv|max_length|max_batch|max_new_tokens)\b=?")
@@ -185,4 +207,4 @@ def save(path: Path | None, result: Any) -> None:
     """A result as JSON, where a path was given; says so."""
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
-        err.print(f"wrote {path}", soft_wrap=True)
+        tell(f"wrote {path}")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import Number, count_option, json_option, parse_settings, settings_option, weights_option
-from coattn.cli.output import out, print_json
+from coattn.cli.output import print_json, print_line, print_table
 from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
-    from coattn.tools.plan.estimate import Estimate, Machine
+    from coattn.tools.plan.estimate import Machine
+    from coattn.tools.plan.known import Card
     from coattn.tools.plan.shape import ModelShape
 
 ASSUMED_CARD, ASSUMED_DRAM = "rtx4090", 64 << 30
@@ -68,7 +68,9 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     from coattn.tools.plan import known
 
     if listed:
-        _list(known, as_json)
+        found = {"models": known.models(), "cards": known.cards()}
+        lines = ("\n  ".join([f"{what}:", *names]) for what, names in found.items())
+        print_json(found) if as_json else print_line("\n".join(lines))
         return
     if model is None:
         raise ConfigError("There is no model to plan for.", "Give one: coattn plan Qwen/Qwen3-32B --gpu rtx4090.")
@@ -76,7 +78,8 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     from coattn.tools.plan.estimate import METHODS, Machine, estimate, longest
     from coattn.tools.plan.shape import read_shape
 
-    machine = Machine(*_machine(known, options), 1e9 * options["dram_speed"], _share(options["weights_on_gpu"]))
+    method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
+    machine = Machine(*_machine(options), 1e9 * options["dram_speed"], 1.0 if share is None else share)
     name, config = known.find_config(model)
     refused = refusal(config)
     if refused is not None:
@@ -85,59 +88,41 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     most = shape.positions or MOST_TOKENS
     asked = options["context"]
     tokens = min(most, DEFAULT_TOKENS) if asked is None else parse_count(asked, "--context")
-    problem = _too_long(shape, tokens)
-    if options["method"] is not None:
+    if method is not None:
         from coattn.tools.plan.counted import count
 
-        settings = parse_settings(options["settings"])
-        rows = [count(options["method"], settings, shape, options["batch"], tokens, machine)]
+        rows = [count(method, parse_settings(options["settings"]), shape, batch, tokens, machine)]
     elif options["settings"]:
         raise ConfigError("--set is given without --method.", "Say which method's parameter it is.")
     else:
-        rows = [estimate(method, shape, options["batch"], tokens, machine) for method in METHODS]
-    reach = [
-        None if row.step_s is None else longest(row.method, shape, options["batch"], machine, most) for row in rows
-    ]
-    advice = _advise(model, shape, machine, options["batch"], tokens)
-    if as_json:
-        print_json(
-            {
-                "model": name,
-                "context": tokens,
-                "batch": options["batch"],
-                "gpu": {"name": machine.card.name, "bytes": machine.card.memory},
-                "dram_bytes": machine.dram,
-                "weight_bytes": shape.weight_bytes,
-                "problem": problem,
-                "methods": [
-                    {**asdict(row), "gpu": row.gpu, "fits": row.fits, "quality": row.quality, "longest": far}
-                    for row, far in zip(rows, reach, strict=True)
-                ],
-                **advice,
-            }
-        )
-        return
-    if problem:
-        out.print(problem, highlight=False, soft_wrap=True)
-    _draw(name, shape, machine, options["batch"], tokens, rows, reach)
-    if not problem and options["method"] is None:
-        out.print(advice["recommendation"], highlight=False, soft_wrap=True)
-        if advice["command"]:
-            out.print(f"  {advice['command']}", highlight=False, soft_wrap=True)
+        rows = [estimate(each, shape, batch, tokens, machine) for each in METHODS]
+    reach = [None if row.step_s is None else longest(row.method, shape, batch, machine, most) for row in rows]
+    result = {
+        "model": name,
+        "context": tokens,
+        "batch": batch,
+        "gpu": {"name": machine.card.name, "bytes": machine.card.memory},
+        "dram_bytes": machine.dram,
+        "weight_bytes": shape.weight_bytes,
+        "problem": _too_long(shape, tokens),
+        "methods": [{**row.as_dict(), "longest": far} for row, far in zip(rows, reach, strict=True)],
+        **_advise(model, shape, machine, batch, tokens),
+    }
+    print_json(result) if as_json else _draw(result, advise=method is None)
 
 
-def _machine(known: Any, options: dict[str, Any]) -> tuple[Any, int | None]:
+def _machine(options: dict[str, Any]) -> tuple[Card, int | None]:
     """The card and the bytes of DRAM."""
     from coattn.cache.available import memory
+    from coattn.tools.plan.known import find_card, parse_size
 
-    given = options["gpu"]
-    name = given or _own_gpu()
-    card = known.find_card(name or ASSUMED_CARD)
+    name = options["gpu"] or _own_gpu()
+    card = find_card(name or ASSUMED_CARD)
     if name is None:
         card = replace(card, name=f"{card.name}, since there is no GPU here")
     if options["dram"] is not None:
-        return card, known.parse_size(options["dram"], "--dram")
-    return card, ASSUMED_DRAM if given is not None else memory()[0]
+        return card, parse_size(options["dram"], "--dram")
+    return card, memory()[0] if options["gpu"] is None else ASSUMED_DRAM
 
 
 def _own_gpu() -> str | None:
@@ -155,10 +140,6 @@ def _own_gpu() -> str | None:
     except ConfigError:
         return f"{int(memory)}MiB"
     return name
-
-
-def _share(given: float | None) -> float:
-    return 1.0 if given is None else given
 
 
 def _too_long(shape: ModelShape, tokens: int) -> str | None:
@@ -208,47 +189,26 @@ def _advise(model: str, shape: ModelShape, machine: Machine, batch: int, tokens:
     }
 
 
-def _draw(
-    name: str,
-    shape: ModelShape,
-    machine: Machine,
-    batch: int,
-    tokens: int,
-    rows: list[Estimate],
-    reach: list[int | None],
-) -> None:
-    dram = "unlimited" if machine.dram is None else format_bytes(machine.dram)
+def _draw(result: dict[str, Any], advise: bool) -> None:
+    """The table for people, and what to do where `advise`."""
+    if result["problem"]:
+        print_line(result["problem"])
+    gpu, dram, batch = result["gpu"], result["dram_bytes"], result["batch"]
     title = (
-        f"{name}, {batch} x {tokens:,} tokens, on {machine.card.name} ({format_bytes(machine.card.memory)}), "
-        f"DRAM {dram}; weights {format_bytes(shape.weight_bytes)}"
+        f"{result['model']}, {batch} x {result['context']:,} tokens, on {gpu['name']} ({format_bytes(gpu['bytes'])}), "
+        f"DRAM {'unlimited' if dram is None else format_bytes(dram)}; weights {format_bytes(result['weight_bytes'])}"
     )
-    table = Table(title=title, title_justify="left")
-    table.add_column("method")
-    table.add_column("quality")
-    for column in ("fits", "longest context", "GPU memory", "of it KV", "DRAM", "first token", "tokens/s"):
-        table.add_column(column, justify="right")
-    for row, far in zip(rows, reach, strict=True):
-        fits = "yes" if row.fits else "no (GPU)" if not row.fits_gpu else "no (DRAM)"
-        table.add_row(
-            row.method,
-            row.quality,
-            fits,
-            "-" if far is None else f"{far:,}" if far else "none",
-            format_bytes(row.gpu),
-            format_bytes(row.kv),
-            format_bytes(row.dram),
-            "-" if row.first_token_s is None else f"{row.first_token_s:,.1f} s",
-            "-" if row.step_s is None else f"{batch / row.step_s:,.1f}",
-        )
-    out.print(table)
-
-
-def _list(known: Any, as_json: bool) -> None:
-    found = {"models": known.models(), "cards": known.cards()}
-    if as_json:
-        print_json(found)
-        return
-    for what, names in found.items():
-        out.print(f"{what}:", highlight=False)
-        for name in names:
-            out.print(f"  {name}", highlight=False)
+    columns = ("method", "quality", ">fits", ">longest context", ">GPU memory", ">of it KV", ">DRAM", ">first token")
+    rows = []
+    for row in result["methods"]:
+        far, first, step = row["longest"], row["first_token_s"], row["step_s"]
+        reach = "-" if far is None else f"{far:,}" if far else "none"
+        fits = "yes" if row["fits"] else "no (DRAM)" if row["fits_gpu"] else "no (GPU)"
+        sizes = (format_bytes(row[place]) for place in ("gpu", "kv", "dram"))
+        times = "-" if first is None else f"{first:,.1f} s", "-" if step is None else f"{batch / step:,.1f}"
+        rows.append((row["method"], row["quality"], fits, reach, *sizes, *times))
+    print_table((*columns, ">tokens/s"), rows, title, title_justify="left")
+    if advise and not result["problem"]:
+        print_line(result["recommendation"])
+        if result["command"]:
+            print_line(f"  {result['command']}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coattn.cli.options import EngineOptions, Number, bundle
-from coattn.cli.output import err
+from coattn.cli.output import tell
 from coattn.errors import ConfigError, InputError
 from coattn.text import decode, read_bytes
 
@@ -124,7 +124,7 @@ def run_prefill(part: RoleOptions, engine: EngineOptions, chunk: int | None, dra
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    err.print(f"ready: {loaded.name} reads prompts at {server.address}", highlight=False, soft_wrap=True, markup=False)
+    tell(f"ready: {loaded.name} reads prompts at {server.address}")
     try:
         server.serve()
     finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coattn.cli.options import EngineOptions, Number, count_option, engine_options, fits, length_option
-from coattn.cli.output import err
+from coattn.cli.output import tell
 from coattn.cli.roles import RoleOptions, role_options, run_prefill
 from coattn.errors import BudgetError, ConfigError
 from coattn.part import MOST_BATCH
@@ -139,13 +139,12 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     def say(llm: LLM) -> None:
         name, size = llm.composed.method.name, f"{llm.max_length:,} tokens, {llm.runner.slots} at a time"
         where = f"a chat is at {url}/, OpenAI's API at {url}/v1"
-        err.print(f"ready: {llm.name} under {name}, {size}; {where}", highlight=False, soft_wrap=True, markup=False)
+        tell(f"ready: {llm.name} under {name}, {size}; {where}")
 
     service = Service(settings, open_engine)
     service.engine.opened = say
     url = f"http://{f'[{host}]' if ':' in host else host}:{service.port}"
-    err.print(f"listening on {url}", highlight=False, soft_wrap=True, markup=False)
-    err.print(f"loading {engine.model}; requests get a 503 meanwhile", highlight=False, soft_wrap=True, markup=False)
+    tell(f"listening on {url}\nloading {engine.model}; requests get a 503 meanwhile")
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)

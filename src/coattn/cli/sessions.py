@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 import click
-from rich.table import Table
 
 from coattn.cli.options import json_option
-from coattn.cli.output import err, out, print_json
+from coattn.cli.output import print_json, print_table, tell
 from coattn.units import format_bytes
 
 
@@ -28,12 +27,11 @@ def sessions(context: click.Context, as_json: bool) -> None:
         print_json({"folder": str(saved.folder), "sessions": rows})
         return
     if not found:
-        err.print(f"No session is saved in {saved.folder}.", soft_wrap=True, highlight=False)
+        tell(f"No session is saved in {saved.folder}.")
         return
-    table = Table("session", "size", "saved")
-    for name, stat in found:
-        table.add_row(name, format_bytes(stat.st_size), f"{datetime.fromtimestamp(stat.st_mtime):%Y-%m-%d %H:%M}")
-    out.print(table)
+    times = (f"{datetime.fromtimestamp(stat.st_mtime):%Y-%m-%d %H:%M}" for _, stat in found)
+    sizes = ((name, format_bytes(stat.st_size)) for name, stat in found)
+    print_table(("session", "size", "saved"), ((*one, at) for one, at in zip(sizes, times, strict=True)))
 
 
 @sessions.command("delete")
@@ -43,4 +41,4 @@ def delete(name: str) -> None:
     from coattn.engine.session_file import Sessions
 
     Sessions().delete(name)
-    err.print(f"{name} is deleted.")
+    tell(f"{name} is deleted.")

@@ -17,7 +17,7 @@ from coattn.cli.options import (
     model_options,
     text_option,
 )
-from coattn.cli.output import err, out, print_json, writable
+from coattn.cli.output import print_json, print_line, tell, writable
 from coattn.errors import ConfigError
 from coattn.part import MOST_BATCH
 from coattn.text import read_text
@@ -59,7 +59,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
         raise ConfigError(f"--context {context} is too short for {options['steps']} steps.", "Give a longer context.")
     loaded = load_model(options, check=fits("--context", context, options["model"]))
     if loaded.model.device.type == "cpu":
-        err.print('This runs on the CPU alone: "GPU" in the trace is the part that a GPU would run.')
+        tell('This runs on the CPU alone: "GPU" in the trace is the part that a GPU would run.')
     windows = torch.tensor(prompts(loaded, text, [context] * batch))
     steps = []
     budgets = (options["gpu_kv"], options["host_kv"])
@@ -74,14 +74,13 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     picture = path.with_suffix(".png")
     path.write_text(json.dumps(chrome_trace(steps)) + "\n")
     timeline(steps[-1], title, picture)
-    err.print(f"wrote {path} and {picture}")
+    tell(f"wrote {path} and {picture}")
     last = steps[-1].as_dict()
     if as_json:
         print_json({"method": options["method"], "steps": [step.as_dict() for step in steps], **provenance()})
         return
-    out.print(
+    print_line(
         f"{title}: {last['ms']:.2f} ms a step, GPU waiting {last['gpu_idle']:.0%} (for the CPU "
         f"{last['cpu_wait']:.0%}, for PCIe {last['pcie_wait']:.0%}), CPU busy {last['cpu_busy']:.0%}; "
-        f"HBM {last['hbm_gbps']:.0f}, PCIe {last['pcie_gbps']:.2f}, DRAM {last['dram_gbps']:.1f} GB/s",
-        highlight=False,
+        f"HBM {last['hbm_gbps']:.0f}, PCIe {last['pcie_gbps']:.2f}, DRAM {last['dram_gbps']:.1f} GB/s"
     )

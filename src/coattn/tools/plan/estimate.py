@@ -8,7 +8,8 @@ docs/plan.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from coattn.tools.plan.known import Card
 from coattn.tools.plan.shape import ModelShape
@@ -28,9 +29,7 @@ DRAM_SHARE = {"offload": 1.0, "cpu": 1.0, "hgca": 0.1, "scout": 0.2, "hcattentio
 """Of what a step attends to in DRAM. `hgca`, `scout`, `hcattention` and `auto`: as measured on texts
 (docs/methods); they depend on the text. Of `scout`: of its budget; of `auto`: of 1,840 entries a KV head."""
 AUTO_ENTRIES = 1840
-OVERHEAD = {"full": (1.2, 25e-6)}
-TIERED_OVERHEAD = 1.2, 40e-6
-AUTO_OVERHEAD = 1.2, 80e-6
+OVER_FLOOR, LAYER_S, TIERED_LAYER_S = 1.2, {"full": 25e-6, "auto": 80e-6}, 40e-6
 """A step over its floor: a factor, and seconds a layer."""
 PRODUCTS = 0.58
 """Of a card's rate, what reading a prompt reaches."""
@@ -84,6 +83,10 @@ class Estimate:
     @property
     def quality(self) -> str:
         return "exact" if self.exact else "near exact" if self.method in NEAR_EXACT else "lossy"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, and what follows from them."""
+        return {**asdict(self), "gpu": self.gpu, "fits": self.fits, "quality": self.quality}
 
 
 def estimate(method: str, model: ModelShape, batch: int, tokens: int, machine: Machine) -> Estimate:
@@ -211,9 +214,10 @@ def step_seconds(method: str, model: ModelShape, batch: int, tokens: int, machin
         pcie = row * full * tokens
     elif method != "full":
         cpu = row * full * tokens * DRAM_SHARE[method]
-    used = _used_weights(model, batch)
-    factor, each = AUTO_OVERHEAD if method == "auto" else OVERHEAD.get(method, TIERED_OVERHEAD)
-    own = factor * (used + windows + near) / machine.card.hbm + each * model.layers
+    experts = bool(model.config.get("num_experts_per_tok"))
+    used = min(model.weight_bytes, model.active_weight_bytes * (batch if experts else 1))  # of experts, at most all
+    over_layers = LAYER_S.get(method, TIERED_LAYER_S) * model.layers
+    own = OVER_FLOOR * (used + windows + near) / machine.card.hbm + over_layers
     beside = cpu / machine.dram_rate
     over = pcie / machine.card.pcie
     # scout's CPU works a layer ahead; the others' work beside the GPU's own part of the layer
@@ -231,15 +235,6 @@ def prompt_seconds(method: str, model: ModelShape, tokens: int, machine: Machine
     if method != "full":  # what lies in DRAM comes back for every later chunk
         over = model.full_layers * model.token_bytes * tokens * (chunks - 1) / 2 / machine.card.pcie
     return max(seconds, over) + chunks * moved / machine.card.pcie
-
-
-def _used_weights(model: ModelShape, batch: int) -> int:
-    """Bytes of weights that a step reads: of experts, at most all."""
-    return min(model.weight_bytes, model.active_weight_bytes * (batch if _has_experts(model) else 1))
-
-
-def _has_experts(model: ModelShape) -> bool:
-    return bool(model.config.get("num_experts_per_tok"))
 
 
 def _layer_weights(model: ModelShape) -> float:
