@@ -20,6 +20,10 @@ class Text:
     def sha256(self) -> str:
         return hashlib.sha256(self.body.encode()).hexdigest()
 
+    def as_dict(self) -> dict[str, str]:
+        """What a result says of it."""
+        return {"name": self.name, "sha256": self.sha256}
+
 
 def default_text() -> Text:
     """The English help topics that ship with Python, in alphabetical order: about 700 kB, on every machine."""

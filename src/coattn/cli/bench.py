@@ -170,8 +170,8 @@ class Run:
         from coattn.provenance import provenance
 
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
-        text = {"name": self.text.name, "sha256": self.text.sha256}
-        result = {"rows": self.rows, "model": self.loaded.name, "dtype": dtype, "text": text, **said, **provenance()}
+        model = {"model": self.loaded.name, "dtype": dtype, "text": self.text.as_dict()}
+        result = {"rows": self.rows, **model, **said, **provenance()}
         save(self.path, result)
         if self._as_json:
             print_json(result)

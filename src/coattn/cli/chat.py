@@ -25,6 +25,8 @@ OF_ENGINE = [each.name for each in fields(EngineOptions) if each.name != "progre
 """Options of an engine in this process."""
 SERVER = "http://127.0.0.1:8000"
 """Where `coattn serve` listens."""
+say = partial(tell, style="dim")
+"""What is not part of an answer."""
 HOW = "/help lists the commands, Ctrl-C stops an answer, /quit or Ctrl-D leaves."
 
 
@@ -60,10 +62,8 @@ def chat(engine: EngineOptions, max_length: Any, url: Any, session: Any, system:
             return read(prompt)
 
         try:
-            tell(f"{partner.greeting()}. {HOW}", "dim")
-            talk = Talk(
-                partner, SamplingParams(**sampling), system, read_next, answer.write, partial(tell, style="dim")
-            )
+            say(f"{partner.greeting()}. {HOW}")
+            talk = Talk(partner, SamplingParams(**sampling), system, read_next, answer.write, say)
             talk.run()
         finally:
             partner.close()
@@ -81,7 +81,7 @@ def find_server(url: str | None, progress: bool) -> Server | None:
         return Server(SERVER, progress=progress, timeout=1.0)
     except InputError as error:
         if "cannot be reached" not in str(error):  # something is there: say why it is not used
-            tell(f"There is a server at {SERVER}, but: {error} {error.hint}", "dim")
+            say(f"There is a server at {SERVER}, but: {error} {error.hint}")
         return None
 
 
@@ -97,7 +97,7 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
     from coattn.tools.chat.partner import Partner
 
     if not is_given("model"):
-        tell(f"Loading {engine.model}; --model takes another.", "dim")
+        say(f"Loading {engine.model}; --model takes another.")
     loaded = engine.load(fits("--max-length", max_length, engine.model))
     if not getattr(loaded.tokenizer, "chat_template", None):
         raise InputError(

@@ -79,7 +79,7 @@ def needle(**options: Any) -> None:
         "evaluation": "needle",
         "model": loaded.name,
         **composed.describe(),
-        "text": {"name": text.name, "sha256": text.sha256},
+        "text": text.as_dict(),
         **said,
         **memory,
         **peak,

@@ -76,7 +76,7 @@ class Subject:
         return {
             "model": self.loaded.name,
             "dtype": self.dtype,
-            "text": {"name": self.text.name, "sha256": self.text.sha256},
+            "text": self.text.as_dict(),
             "length": self.windows.length,
             "prefill": self.windows.prefill,
             "starts": list(self.windows.starts),

@@ -133,19 +133,12 @@ weights_option = click.option(
 CHOSEN = "full if the KV cache fits in GPU memory or there is no GPU, else auto"
 
 
-def method_option(default: str | None = "full") -> Callable[[F], F]:
-    """--method. default None: the engine chooses."""
-    return click.option(
-        "--method",
-        default=default,
-        show_default=CHOSEN if default is None else None,
-        help="The method: a name from `coattn methods`, or a file with your own, as rows.toml[:name].",
-    )
-
-
 def method_options(default: str | None = "full") -> Callable[[F], F]:
     """--method, --gpu-kv, --host-kv, --set. default: of the method; None: the engine chooses."""
-    return join(method_option(default), gpu_kv_option, host_kv_option, settings_option)
+    text = "The method: a name from `coattn methods`, or a file with your own, as rows.toml[:name]."
+    shown = CHOSEN if default is None else None
+    method = click.option("--method", default=default, show_default=shown, help=text)
+    return join(method, gpu_kv_option, host_kv_option, settings_option)
 
 
 def length_option(what: str) -> Callable[[F], F]:
@@ -220,11 +213,8 @@ class EngineOptions:
         else:
             compose(row, **self.params)
         parse_bytes(self.host_kv, "--host-kv")
-        if self.division is None or not self.gpu_kv:
-            parse_bytes(self.gpu_kv, "--gpu-kv")
-        else:
-            for size in self.gpu_kv.split(","):
-                parse_bytes(size, "--gpu-kv")
+        for size in [self.gpu_kv] if self.division is None or not self.gpu_kv else self.gpu_kv.split(","):
+            parse_bytes(size, "--gpu-kv")
         if self.division is not None:
             from coattn.engine.devices import Devices
 
@@ -235,8 +225,7 @@ class EngineOptions:
         """Loads the model, with a line on stderr that says how far it is. check: as `load` has it."""
         device = self.device if self.division is None else self.division[0][0].partition(":")[0]
         on_host = self.weights_on_gpu is not None or self.division is not None
-        options = {"model": self.model, "dtype": self.dtype, "device": device}
-        return load_model(options, on_host, self.progress, check)
+        return load_model({**vars(self), "device": device}, on_host, self.progress, check)
 
 
 def bundle(kind: type[Any], argument: str, *options: Callable[[Any], Any]) -> Callable[[F], F]:

@@ -48,26 +48,22 @@ class Comparison:
         """Windows at a time. A KV budget is for one window: a batch would have to share it."""
         return wanted if self.gpu_kv is None and self.host_kv is None else 1
 
-    def pairs(self, ids: Tensor, windows: Windows, batch: int, report: Report | None = None) -> Iterator[Pair]:
+    def pairs(self, ids: Tensor, windows: Windows, batch: int, report: Report = lambda *_: None) -> Iterator[Pair]:
         """Every window of ids `[tokens]`, a batch at a time; report hears of tokens over all windows and both runs."""
-        cut, size, done = windows.of(ids), self.batch(batch), 0
+        cut, size = windows.of(ids), self.batch(batch)
         probes = [] if self.probe is None else [self.probe]
 
-        def run(part: Tensor, row: Composed, **memory: Any) -> Forced:
-            nonlocal done
-
+        def run(part: Tensor, row: Composed, done: int, **memory: Any) -> Forced:
             def progress(now: int, _all: int) -> None:
-                if report:
-                    report(row.method.name, done + now * len(part))
+                report(row.method.name, done + now * len(part))
 
             memory |= {"progress": progress, "score_prefill": not probes, **row.params}
-            forced = force(self.model, part, windows.prefill, row.method, **memory)
-            done += part.numel()
-            return forced
+            return force(self.model, part, windows.prefill, row.method, **memory)
 
         for first in range(0, len(cut), size):
-            part = cut[first : first + size]
-            own = run(part, self.composed, gpu_kv=self.gpu_kv, host_kv=self.host_kv, probes=probes)
-            # somebody looks on here too: its steps run the same way, so that equal work rounds equally
-            full = own if self.runs == 1 else run(part, full_like(self.composed), probes=[Probe() for _ in probes])
+            part, done = cut[first : first + size], self.runs * first * windows.length
+            own = full = run(part, self.composed, done, gpu_kv=self.gpu_kv, host_kv=self.host_kv, probes=probes)
+            if self.runs == 2:
+                # somebody looks on here too: its steps run the same way, so that equal work rounds equally
+                full = run(part, full_like(self.composed), done + part.numel(), probes=[Probe() for _ in probes])
             yield from map(Pair, windows.starts[first : first + size], own.windows(), full.windows())

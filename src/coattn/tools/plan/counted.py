@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,19 +35,5 @@ def count(
     nowhere = torch.device("meta")
     layers = [LayerShape(model.q_heads, model.kv_heads, model.head_dim, dtype, nowhere, w) for w in model.windows]
     found = held(layers, composed, batch, tokens)
-    base = estimate("cpu", model, batch, tokens, machine)
-    moved = model.weight_bytes - base.weights
-    row = replace(
-        base,
-        method=composed.method.name,
-        kv=found["gpu"],
-        dram=found["host"] + moved,
-        exact=composed.exact,
-        step_s=None,
-        first_token_s=None,
-    )
-    return replace(
-        row,
-        fits_gpu=row.gpu <= machine.card.memory,
-        fits_dram=machine.dram is None or row.dram <= machine.dram,
-    )
+    tiers = found["gpu"], found["host"]
+    return estimate(composed.method.name, model, batch, tokens, machine, tiers, composed.exact)

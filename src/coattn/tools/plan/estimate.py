@@ -89,26 +89,35 @@ class Estimate:
         return {**asdict(self), "gpu": self.gpu, "fits": self.fits, "quality": self.quality}
 
 
-def estimate(method: str, model: ModelShape, batch: int, tokens: int, machine: Machine) -> Estimate:
-    """batch sequences of `tokens` each, prompt and answer."""
-    layers_share = machine.weights_on_gpu
-    tables = model.weight_bytes - round(_layer_weights(model))
-    weights = tables + round(layers_share * _layer_weights(model))
+def estimate(
+    method: str,
+    model: ModelShape,
+    batch: int,
+    tokens: int,
+    machine: Machine,
+    counted: tuple[int, int] | None = None,
+    exact: bool | None = None,
+) -> Estimate:
+    """batch sequences of `tokens` each, prompt and answer.
+
+    counted: bytes of KV memory of each tier, and whether it is exact, of a row with other settings than its own.
+    """
+    layers = round(_layer_weights(model))
+    weights = model.weight_bytes - layers + round(machine.weights_on_gpu * layers)
     moved = model.weight_bytes - weights
-    kv, dram = held(method, model, batch, tokens)
+    kv, dram = counted or held(method, model, batch, tokens)
     workspace = RESERVED * machine.card.count + _activations(model, min(tokens, CHUNK))
-    dram += moved
     return Estimate(
         method,
         weights,
         kv,
         workspace,
-        dram,
-        prompt_seconds(method, model, tokens, machine, moved),
-        step_seconds(method, model, batch, tokens, machine, moved),
-        method in EXACT,
+        dram + moved,
+        None if counted else prompt_seconds(method, model, tokens, machine, moved),
+        None if counted else step_seconds(method, model, batch, tokens, machine, moved),
+        method in EXACT if exact is None else exact,
         weights + kv + workspace <= machine.card.memory,
-        machine.dram is None or dram <= machine.dram,
+        machine.dram is None or dram + moved <= machine.dram,
     )
 
 

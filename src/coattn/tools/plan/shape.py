@@ -8,19 +8,8 @@ from typing import Any
 
 from coattn.errors import ModelError
 
-BITS = {
-    "awq": 4.25,
-    "gptq": 4.25,
-    "bitsandbytes": 4.25,
-    "mxfp4": 4.25,
-    "fp8": 8.0,
-    "fbgemm_fp8": 8.0,
-    "compressed-tensors": 4.25,
-    "torchao": 8.0,
-    "quanto": 8.0,
-    "hqq": 4.25,
-}
-"""Of a quantised weight, scales of groups included, where its config does not say how many."""
+IN_4_BITS = {"awq", "gptq", "bitsandbytes", "mxfp4", "compressed-tensors", "hqq"}
+"""Forms of weights with so many bits where the config does not say how many; others have 8."""
 GROUP_BITS = 0.25
 """Scales and zeros of groups of 128, a weight."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -145,7 +134,7 @@ def _bits(quantised: Mapping[str, Any]) -> float:
         found = (group.get("weights") or {}).get("num_bits")
         if found:
             return float(found) + GROUP_BITS
-    return BITS.get(str(quantised.get("quant_method")), 8.0)
+    return 4.0 + GROUP_BITS if quantised.get("quant_method") in IN_4_BITS else 8.0
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
