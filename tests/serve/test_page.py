@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from tests.engine.small import DEVICE
 from tests.serve.running import Running, serving
 from tests.serve.test_life import slow
 
@@ -98,7 +99,7 @@ def test_a_chat_in_the_browser(page: Any, tmp_path: Path) -> None:
     assert page.title() == "coattn", "nothing of the model's has run"
     assert page.evaluate("document.querySelectorAll('#talk script, #talk [onerror], #talk a[href]').length") == 0
     assert "exact" in page.inner_text("#state")
-    assert "ms for 1 sequence" in page.inner_text("#numbers")
+    assert "ms for 1 request" in page.inner_text("#numbers")
 
     page.reload()
     page.locator(".message.assistant strong").wait_for()
@@ -129,6 +130,42 @@ def test_a_chat_in_the_browser(page: Any, tmp_path: Path) -> None:
     stored = page.evaluate("localStorage.getItem('coattn.conversations')")
     assert "from a file" in stored
     assert page.problems == []
+
+
+@needs_browser
+def test_the_page_says_what_is_there_and_fits_a_phone(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 780})
+    assert "Ask the model" in page.inner_text(".hello")
+    for opens, bar in (("Chats", "#side"), ("Memory", "#live")):
+        assert page.locator(bar).is_hidden()
+        page.get_by_role("button", name=opens).click()
+        assert page.locator(bar).bounding_box()["x"] == 0
+        page.get_by_role("button", name=opens).click()
+        assert page.locator(bar).is_hidden(), "it does not cover the text"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    send(page, "hello")
+    page.locator("#numbers:not(:empty)").wait_for(state="attached")
+    assert "of the model's weights: " in page.locator("#live").text_content()
+    page.click("#stop")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    show = (
+        "text => import('/page/markdown.js').then((made) => document.querySelector('#talk').append(made.render(text)))"
+    )
+    page.evaluate(show, "```python\nx = 1\n```")
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "x = 1\n"
+    assert page.problems == []
+
+
+@needs_browser
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="there is a GPU")
+def test_no_gpu_is_shown_where_there_is_none(page: Any) -> None:
+    send(page, "hello")
+    page.locator("#numbers:not(:empty)").wait_for()
+    assert "GPU" not in page.inner_text("#live").replace("There is no GPU here", "")
+    assert "GPU" not in page.get_attribute("#step", "aria-label")
+    page.click("#stop")
 
 
 @needs_browser

@@ -114,6 +114,7 @@ def _step(trace: StepTrace) -> Json:
     return {
         "ms": round(trace.seconds * 1e3, 4),
         "sequences": trace.sequences,
+        "weight_bytes": trace.weight_bytes,
         "bytes": {link: getattr(trace, f"{link}_bytes") for link in ("hbm", "pcie", "dram")},
         "attended": {tier: getattr(trace, f"attended_{tier}") for tier in ("gpu", "host")},
         "gpu_idle": round(trace.gpu_idle, 4),

@@ -4,19 +4,22 @@ import * as api from "/page/api.js";
 
 const at = (id) => document.getElementById(id);
 const PLACES = { g: "on the GPU", h: "in DRAM", s: "in a shared prefix", x: "forgotten" };
-const LANES = ["GPU", "CPU", "PCIe"];
+const STATES = { decoding: "writing" };
 const CELL = 7, GAP = 1, WIDTH = 340;
 const RATE = 8;
 let stop = null;
 let before = null;
+let gpu = true;
 
 export async function follow() {
   stop?.abort();
   const own = (stop = new AbortController());
   for (;;) {
     try {
-      about(await api.get("/v1/coattn/status"));
+      let known = "";
       for await (const state of api.live(RATE, own.signal)) {
+        if (state.state !== known) about(await api.get("/v1/coattn/status"));
+        known = state.state;
         if (!document.hidden) draw(state);
       }
     } catch (error) {
@@ -30,12 +33,10 @@ export async function follow() {
 
 function about(status) {
   at("method").textContent = status.method ? `${status.model} under ${status.method}` : "loading";
-  at("state").dataset.kind = kind(status);
-}
-
-function kind(status) {
-  if (!status.method) return "";
-  return status.exact ? "exact" : "lossy";
+  at("state").dataset.kind = !status.method ? "" : status.exact ? "exact: nothing is left out" : "lossy: part is approximated";
+  gpu = !status.device || status.device.startsWith("cuda");
+  PLACES.g = gpu ? "on the GPU" : "beside the model";
+  at("where").hidden = gpu;
 }
 
 function draw(state) {
@@ -54,7 +55,8 @@ function speeds(state) {
   let text = "";
   if (last && counts.new_tokens >= last.made) {
     const seconds = state.time - last.time;
-    text = `${((counts.new_tokens - last.made) / seconds).toFixed(1)} tokens/s written, ${((counts.prefill_tokens - last.read) / seconds).toFixed(0)} read`;
+    const made = (counts.new_tokens - last.made) / seconds, read = (counts.prefill_tokens - last.read) / seconds;
+    text = [made && `${made.toFixed(1)} tokens/s written`, read && `${read.toFixed(0)} tokens/s read`].filter(Boolean).join(", ");
   }
   before = { time: state.time, made: counts.new_tokens || 0, read: counts.prefill_tokens || 0, text };
   return text;
@@ -79,7 +81,9 @@ function tiers(found) {
     const used = each.used_bytes ?? each.held_bytes;
     if (!whole && !used) continue;
     const line = document.createElement("div");
-    line.textContent = `${tier === "gpu" ? "GPU" : "DRAM"}: ${bytes(used)} of ${each.capacity_bytes === null ? "no limit" : bytes(whole)}; the engine holds ${bytes(each.held_bytes)}`;
+    const name = tier === "host" ? "DRAM" : gpu ? "GPU" : "Beside the model";
+    const most = each.capacity_bytes === null ? `used of the ${bytes(whole)} taken so far` : `used of ${bytes(whole)}`;
+    line.textContent = `${name}: ${bytes(used)} ${most}`;
     const bar = document.createElement("div");
     bar.className = "bar";
     const part = document.createElement("div");
@@ -100,6 +104,14 @@ function strips(requests) {
     return made;
   });
   at("strips").replaceChildren(...rows);
+  const letters = new Set(requests.flatMap((request) => [...(request.cells?.where || "")]));
+  if (!letters.size) return;
+  at("legend").replaceChildren(...Object.keys(PLACES).filter((letter) => letters.has(letter)).map((letter) => {
+    const part = document.createElement("span"), colour = document.createElement("i");
+    colour.className = letter;
+    part.append(colour, PLACES[letter]);
+    return part;
+  }), "bright: attended in the last step");
 }
 
 function blank(id) {
@@ -115,8 +127,9 @@ function fill(made, request) {
   const [line, canvas] = made.children;
   const whole = request.prompt_tokens + request.new_tokens;
   const read = request.state === "reading" ? `, reading ${Math.round((100 * request.stored_tokens) / whole)}%` : "";
-  line.textContent = `#${request.id} ${request.state}${read}: ${request.prompt_tokens.toLocaleString()} + ${request.new_tokens.toLocaleString()} tokens`;
   const cells = request.cells;
+  const size = cells ? `; a square is ${(cells.block * cells.per).toLocaleString()}` : "";
+  line.textContent = `Request ${request.id}, ${STATES[request.state] || request.state}${read}: ${request.prompt_tokens.toLocaleString()} + ${request.new_tokens.toLocaleString()} tokens${size}`;
   const count = cells ? cells.where.length : 0;
   const columns = Math.floor(WIDTH / (CELL + GAP));
   const height = Math.max(1, Math.ceil(count / columns)) * (CELL + GAP);
@@ -146,10 +159,12 @@ function fill(made, request) {
 
 function step(found) {
   if (!found) return;
+  const parts = found.bytes.dram > 0;
+  const lanes = [gpu ? "GPU" : "model", ...(parts ? ["CPU"] : []), ...(parts && gpu ? ["PCIe"] : [])];
   const canvas = at("step");
   const scale = window.devicePixelRatio || 1;
   canvas.width = WIDTH * scale;
-  canvas.height = 66 * scale;
+  canvas.height = lanes.length * 22 * scale;
   const pen = canvas.getContext("2d");
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   const style = getComputedStyle(document.documentElement);
@@ -157,13 +172,14 @@ function step(found) {
   const x = (ms) => from + (wide * Math.max(0, Math.min(ms, found.ms))) / found.ms;
   pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
-  LANES.forEach((name, lane) => {
+  lanes.forEach((name, lane) => {
     pen.fillStyle = style.getPropertyValue("--mute");
     pen.fillText(name, 0, lane * 22 + 11);
     pen.fillStyle = style.getPropertyValue("--line");
     pen.fillRect(from, lane * 22 + 3, wide, 16);
   });
   const bar = (lane, begin, end, colour) => {
+    if (lane >= lanes.length) return;
     pen.fillStyle = style.getPropertyValue(colour);
     pen.fillRect(x(begin), lane * 22 + 3, Math.max(0.5, x(end) - x(begin)), 16);
   };
@@ -172,7 +188,11 @@ function step(found) {
   for (const each of found.cpu) bar(1, each.begin, each.end, "--h");
   for (const each of found.pcie) bar(2, each.begin, each.end, "--s");
   const idle = Math.round(100 * found.gpu_idle), busy = Math.round(100 * found.cpu_busy);
-  canvas.setAttribute("aria-label", `${found.ms.toFixed(2)} ms: GPU waits ${idle}%, CPU attends ${busy}%`);
-  at("numbers").textContent = `${found.ms.toFixed(2)} ms for ${found.sequences} sequence(s); GPU waits ${idle}%, CPU attends ${busy}%; ` +
-    `read ${bytes(found.bytes.hbm)} in the GPU tier, ${bytes(found.bytes.dram)} in DRAM, ${bytes(found.bytes.pcie)} over PCIe`;
+  const shares = parts ? `; the ${lanes[0]} waits ${idle}%, the CPU attends to DRAM ${busy}%` : "";
+  const one = found.sequences === 1 ? "request" : "requests";
+  const kv = [`${bytes(found.bytes.hbm - found.weight_bytes)} ${PLACES.g}`];
+  if (parts) kv.push(`${bytes(found.bytes.dram)} in DRAM`);
+  if (parts && gpu) kv.push(`${bytes(found.bytes.pcie)} over PCIe`);
+  canvas.setAttribute("aria-label", `${found.ms.toFixed(2)} ms${shares}`);
+  at("numbers").textContent = `${found.ms.toFixed(2)} ms for ${found.sequences} ${one}${shares}. Read of the KV cache: ${kv.join(", ")}; of the model's weights: ${bytes(found.weight_bytes)}.`;
 }

@@ -40,7 +40,7 @@ function keep() {
 function list() {
   at("list").replaceChildren(...all.filter((each) => each.messages.length).map((each) => {
     const line = element("li", each.id === now.id ? "now" : "");
-    line.append(button(store.title(each), () => { if (!running) { now = each; show(); list(); } }));
+    line.append(button(store.title(each), () => { if (!running) { now = each; show(); list(); open(""); } }));
     const drop = button("×", () => {
       if (running) return;
       all = all.filter((one) => one.id !== each.id);
@@ -56,7 +56,8 @@ function list() {
 }
 
 function show() {
-  at("talk").replaceChildren(...now.messages.map(view));
+  const hello = "Ask the model something, or attach a text and ask about it. Conversations stay in this browser.";
+  at("talk").replaceChildren(...(now.messages.length ? now.messages.map(view) : [element("p", "hello", hello)]));
   at("talk").scrollTop = at("talk").scrollHeight;
 }
 
@@ -208,8 +209,20 @@ at("new").addEventListener("click", () => {
   now = store.create();
   show();
   list();
+  open("");
   at("text").focus();
 });
+// On a narrow screen the bars at the sides are opened by buttons, one at a time.
+const BARS = [["menu", "side"], ["look", "live"]];
+function open(wanted) {
+  for (const [opens, bar] of BARS) {
+    at(bar).classList.toggle("open", opens === wanted);
+    at(opens).setAttribute("aria-expanded", opens === wanted);
+  }
+}
+for (const [opens, bar] of BARS) {
+  at(opens).addEventListener("click", () => open(at(bar).classList.contains("open") ? "" : opens));
+}
 at("key").addEventListener("change", (event) => { api.setKey(event.target.value); follow(); });
 
 list();

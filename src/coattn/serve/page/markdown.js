@@ -18,5 +18,27 @@ const RULES = {
 };
 
 export function render(text) {
-  return DOMPurify.sanitize(marked.parse(text, { async: false, gfm: true }), RULES);
+  const made = DOMPurify.sanitize(marked.parse(text, { async: false, gfm: true }), RULES);
+  for (const code of made.querySelectorAll("pre")) {
+    const box = document.createElement("div");
+    box.className = "code";
+    const copy = document.createElement("button");
+    copy.type = "button";
+    copy.textContent = "Copy";
+    copy.addEventListener("click", async () => { copy.textContent = (await copied(code)) ? "Copied" : "Press Ctrl+C"; });
+    code.replaceWith(box);
+    box.append(code, copy);
+  }
+  return made;
+}
+
+// A page that did not come over https has no clipboard: then the code is selected, for the old way or the keyboard.
+async function copied(code) {
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(code);
+    return document.execCommand("copy");
+  }
 }
