@@ -43,7 +43,7 @@ IN_PYTHON = (
 )  # fmt: skip
 """What one gets from the names of `coattn`, or gives to them."""
 INTERNAL = (
-    "forget_session", "fingerprints", "take", "submit_whole", "whole", "before_forward", "after_forward",
+    "fingerprints", "take", "submit_whole", "whole", "before_forward", "after_forward",
     "prepare_cache",
 )  # fmt: skip
 """Methods that another room calls."""

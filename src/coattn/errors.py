@@ -81,3 +81,15 @@ class DeadlineError(CoattnError):
 
 class EngineError(CoattnError):
     """A step that failed for a reason of its own, or an engine that is closed."""
+
+
+LONGEST_MESSAGE = 240
+"""Characters of a foreign message that are worth repeating."""
+
+
+def one_line(error: BaseException) -> str:
+    """The message of a foreign error, on one line, of bearable length."""
+    text = " ".join(str(error).split()).rstrip(".:")
+    if len(text) > LONGEST_MESSAGE:
+        text = text[:LONGEST_MESSAGE].rsplit(" ", 1)[0] + " ..."
+    return f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text or type(error).__name__

@@ -18,7 +18,6 @@ def engine() -> Any:
     opened = Conversations()
     return SimpleNamespace(
         conversations=opened,
-        forget_session=opened.forget,
         sessions=SimpleNamespace(path=lambda _: None, has=lambda _: False),
         store=SimpleNamespace(open=lambda _: None, close=lambda _: None),
         engine=SimpleNamespace(paused=nullcontext),

@@ -119,7 +119,7 @@ def test_what_may_begin_a_stop_string_waits() -> None:
 def test_after_a_stop_string_nothing_comes() -> None:
     stream = TextStream(tokenizer(), ["END"])
     assert [stream.push(i) for i in b"xENDy"] == ["x", "", "", "", ""]
-    assert stream.stopped
+    assert stream.stop.stopped
     assert (stream.flush(), stream.text) == ("", "x")
 
 

@@ -59,7 +59,7 @@ def test_a_request_past_its_deadline_fails_with_what_it_has() -> None:
 def test_a_full_line_refuses_until_somebody_leaves() -> None:
     with llm(max_batch=2, max_waiting=1) as engine:
         handles = [engine.submit(prompt(5), LONG) for _ in range(3)]
-        assert engine.engine.room == 0
+        assert engine.engine.inbox.room == 0
         for _ in range(2):
             with pytest.raises(BusyError, match="1 requests wait"):
                 engine.submit(prompt(5), LONG)

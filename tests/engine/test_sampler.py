@@ -7,8 +7,9 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from coattn.engine.sampling.filters import PREFIXES, drop_unlikely, keep_top, penalise, pick
+from coattn.engine.sampling.logits import Draws
 from coattn.engine.sampling.params import SamplingParams
-from coattn.engine.sampling.sampler import Draws, Sampler
+from coattn.engine.sampling.sampler import Sampler
 
 VOCABS = (50, 500, 2 * PREFIXES[1] + 500, 2 * PREFIXES[-1] + 500)
 """One that is sorted whole, and some whose most likely tokens are looked at first."""

@@ -89,12 +89,12 @@ def test_a_full_line_is_a_503_that_says_when_to_come_back(monkeypatch: pytest.Mo
     with serving(max_batch=1, max_waiting=2) as server:
         slow(server, monkeypatch)
         sockets = [send(server, LONG) for _ in range(3)]
-        server.until(lambda: server.llm.engine.room == 0)
+        server.until(lambda: server.llm.engine.inbox.room == 0)
         refused = server.post(CHAT, HELLO)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error"]["code"] == "queue_full"
         sockets[0].close()
-        server.until(lambda: server.llm.engine.room == 1)
+        server.until(lambda: server.llm.engine.inbox.room == 1)
         assert server.post(CHAT, {**HELLO, "n": 2}).status_code == 503, "both or none"
         for each in sockets:
             each.close()

@@ -53,8 +53,8 @@ class ChunkConfig:
         # what lossy methods forget of a prompt may depend on where it is cut, which should not depend on a clock
         lossy = self.target_ms is None and self.chunk is None and not exact
         fixed = (DEFAULT_CHUNK_TOKENS if layers is None else GPU_CHUNK_TOKENS) if lossy else self.chunk
-        policy = ChunkPolicy(fixed, None if self.target_ms is None else self.target_ms / 1e3)
-        policy.most = GPU_CHUNK_TOKENS if on_gpu else DEFAULT_CHUNK_TOKENS
+        most = GPU_CHUNK_TOKENS if on_gpu else DEFAULT_CHUNK_TOKENS
+        policy = ChunkPolicy(fixed, None if self.target_ms is None else self.target_ms / 1e3, most)
         policy.tile = TILES[-1] if on_gpu else 1
         if layers is not None:
             policy.layers = layers

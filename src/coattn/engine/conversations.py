@@ -24,12 +24,12 @@ class Conversations:
         idle = None
         with self._lock:
             if name is None:
-                return Session(llm, next(self._numbers), None, salt)
+                return Session(llm, next(self._numbers), None, salt, self.forget)
             llm.sessions.path(name)
             found = self._named.get((salt, name))
             if found is None:
                 idle = self._too_many()
-                found = Session(llm, next(self._numbers), name, salt)
+                found = Session(llm, next(self._numbers), name, salt, self.forget)
                 if restore and not salt and llm.sessions.has(name):
                     found.restore()
             if idle is not None:

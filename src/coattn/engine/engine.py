@@ -25,7 +25,7 @@ from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.sequence_store import SequenceStore
-from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError
+from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError, one_line
 from coattn.types import nothing_to_wait_for
 
 FAULTS = 3
@@ -73,11 +73,6 @@ class Engine:
         """Called after the runner was closed."""
         self._lock = StepLock()
         """Held while a step runs. Not reentrant: a stream that is collected in the middle of one only leaves mail."""
-
-    @property
-    def room(self) -> int | None:
-        """Requests that may still be submitted; None: no limit."""
-        return self.inbox.room
 
     def prepare(self, prompt: list[int], params: SamplingParams, **fields: Any) -> Request:
         """A request that could run. Raises InputError or BudgetError. fields: others of the request."""
@@ -377,7 +372,8 @@ def explain(error: Exception) -> CoattnError:
         return error
     if isinstance(error, torch.OutOfMemoryError):
         return EngineError("The device ran out of memory in a step.", "Lower max_batch, chunk or gpu_kv.")
-    said = " ".join(str(error).split())[:240] or type(error).__name__
-    failure = EngineError(f"The step failed: {said}.", "If it happens again, please report it with the full traceback.")
+    failure = EngineError(
+        f"The step failed: {one_line(error)}.", "If it happens again, please report it with the full traceback."
+    )
     failure.__cause__ = error
     return failure

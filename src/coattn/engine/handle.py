@@ -9,8 +9,8 @@ from typing import Any
 
 from coattn.engine.request import Request, RequestOutput, TokenLogprobs
 from coattn.engine.sampling.detokenise import TextStream
-from coattn.engine.sampling.logits import Guide
-from coattn.engine.sampling.sampler import Drawn, Draws
+from coattn.engine.sampling.logits import Draws, Guide
+from coattn.engine.sampling.sampler import Drawn
 from coattn.errors import EngineError
 
 
@@ -122,9 +122,9 @@ class Handle:
             request.finish_reason = "stop"
         else:
             if request.params.min_new_tokens:
-                self.text.heed(self.new_tokens >= request.params.min_new_tokens)
+                self.text.stop.counts = self.new_tokens >= request.params.min_new_tokens
             piece = self.text.push(drawn.token)
-            if self.text.stopped:
+            if self.text.stop.stopped:
                 request.finish_reason = "stop"
             elif request.total >= request.limit:
                 request.finish_reason = "length"

@@ -298,10 +298,6 @@ class LLM:
         """
         return self.conversations.open(self, name, salt, restore)
 
-    def forget_session(self, session: object) -> None:
-        """A session was closed."""
-        self.conversations.forget(session)
-
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are. The first call reads every weight."""
         if self._fingerprints is None:

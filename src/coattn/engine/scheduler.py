@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable, Collection
+from operator import attrgetter
 
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy, StepTimer
@@ -14,6 +15,7 @@ from coattn.engine.store.sequence_store import SequenceStore
 
 HEADROOM_TOKENS = 64
 """Tokens every running request can still grow by when another one is let in. Keeps preemption rare."""
+RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -52,7 +54,7 @@ class Scheduler:
         self._slots = list(range(slots))
 
     def add(self, request: Request) -> None:
-        insort(self.waiting, request, key=_rank)
+        insort(self.waiting, request, key=RANK)
 
     def next(self) -> Forward | Refuse | None:
         """The next thing to do; None when nobody is here."""
@@ -114,7 +116,7 @@ class Scheduler:
         self._vacate(request)
         request.preemptions += 1
         self.preemptions += 1
-        insort(self.waiting, request, key=_rank)
+        insort(self.waiting, request, key=RANK)
         return True
 
     def restart(self, request: Request) -> None:
@@ -122,7 +124,7 @@ class Scheduler:
         self.running.remove(request)
         self._vacate(request, whole=False)
         request.alone = True
-        insort(self.waiting, request, key=_rank)
+        insort(self.waiting, request, key=RANK)
 
     def _vacate(self, request: Request, whole: bool = True) -> None:
         """whole: what is stored of it is what its tokens say, and may be kept."""
@@ -144,7 +146,7 @@ class Scheduler:
             self._slots.remove(request.slot)
             if request.started is None:
                 request.started = time.perf_counter()
-            insort(self.running, request, key=_rank)
+            insort(self.running, request, key=RANK)
             if self.store is not None:
                 self.store.attach(request)
 
@@ -198,10 +200,6 @@ def _growth(work: Forward) -> list[tuple[int, int]]:
 def _is_known(request: Request) -> bool:
     """Whether what comes next of a prompt was read elsewhere: it is stored, and nothing runs."""
     return request.given is not None and request.stored < len(request.given.tokens)
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.rank
 
 
 def _ahead(request: Request) -> int:

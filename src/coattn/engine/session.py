@@ -41,9 +41,6 @@ class SessionHost(Protocol):
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are."""
 
-    def forget_session(self, session: object) -> None:
-        """A session was closed."""
-
 
 class Session:
     """Made by `LLM.session`. One turn at a time; several sessions, and other requests, run side by side.
@@ -52,8 +49,12 @@ class Session:
     session's the shortest; a session that has lost them reads its tokens again.
     """
 
-    def __init__(self, llm: SessionHost, number: int, name: str | None, salt: bytes) -> None:
+    def __init__(
+        self, llm: SessionHost, number: int, name: str | None, salt: bytes, on_close: Callable[[object], None]
+    ) -> None:
+        """on_close: called with the session."""
         self.llm, self.number, self.name, self.salt = llm, number, name, salt
+        self._on_close = on_close
         llm.store.open(number)
         self.closed = False
         self._tokens: list[int] = []
@@ -165,7 +166,7 @@ class Session:
                 self._turn[0].cancel()
             self._forget(closes=True)
             self.closed = True
-            self.llm.forget_session(self)
+            self._on_close(self)
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +208,7 @@ class Session:
         """
         request = handle.request
         tokens = request.tokens(0, request.total)
-        if handle.text.stopped:
+        if handle.text.stop.stopped:
             kept, rest = handle.text.kept()
             return tokens[: len(tokens) - handle.new_tokens + kept] + encode_text(rest, self.llm.tokenizer)
         stopped = request.finish_reason == "stop" and tokens[-1] in request.params.stop_token_ids

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from coattn.engine.store import sealed
-from coattn.errors import InputError
+from coattn.errors import InputError, one_line
 from coattn.hf.converted import cache_dir
 
 FORMAT = "coattn-session-2"
@@ -82,11 +82,11 @@ class Sessions:
         except FileNotFoundError:
             raise InputError(f"There is no session {name!r}.", self._hint()) from None
         except sealed.DAMAGED as error:
-            raise InputError(f"Session {name!r} is damaged: {sealed.explain(error)}.", SAVED_HINT) from None
+            raise InputError(f"Session {name!r} is damaged: {one_line(error)}.", SAVED_HINT) from None
 
     def _unsaved(self, name: str, error: Exception) -> InputError:
         hint = f"{self.folder} must take files and have room; COATTN_CACHE or session_dir names another place."
-        return InputError(f"Session {name!r} cannot be saved: {sealed.explain(error)}.", hint)
+        return InputError(f"Session {name!r} cannot be saved: {one_line(error)}.", hint)
 
     def _hint(self) -> str:
         names = self.names()

@@ -138,12 +138,6 @@ def _sliding_window(config: Any, layer: int) -> int | None:
     """Tokens that a layer looks back, itself included, or None."""
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    if kinds is not None:
-        if kinds[layer] not in ("full_attention", "sliding_attention"):
-            raise UnsupportedError(
-                f"Layer {layer} has attention of type {kinds[layer]!r}, which is not supported.",
-                "Full and sliding-window attention are.",
-            )
-        if kinds[layer] == "full_attention":
-            return None
+    if kinds is not None and kinds[layer] == "full_attention":
+        return None
     return None if window is None else int(window)

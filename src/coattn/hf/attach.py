@@ -67,10 +67,6 @@ class Attachment(ModelUser):
         self.conversations.add(conversation)
         return CoattnCache(len(self.layers), conversation)
 
-    def storing(self) -> torch.inference_mode:
-        """A cache that is filled in inference mode may be needed outside it."""
-        return torch.inference_mode(False)
-
     def report(self) -> dict[str, Any]:
         """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""
         return report(self.composed, self.ledger, "attach")

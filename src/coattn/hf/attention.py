@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -76,8 +76,9 @@ class ModelUser:
         """A layer has attended."""
 
     def storing(self) -> AbstractContextManager[object]:
-        """The mode of PyTorch in which a layer stores and attends: the caller's, whose steps all run in it."""
-        return nullcontext()
+        """The mode of PyTorch in which a layer stores and attends: a cache that is filled in inference mode may be
+        needed outside it."""
+        return torch.inference_mode(False)
 
     def check_routed(self) -> None:
         """Raises UnsupportedError where the model's attention was set to another one."""

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
@@ -117,10 +116,6 @@ class CachedModel(ModelUser):
                 f"Layer {layer} attends when it is the turn of layer {self._next}.",
                 "A coattn.Cache takes every layer once a forward call, in order.",
             )
-
-    def storing(self) -> torch.inference_mode:
-        """A cache that is filled in inference mode may be needed outside it."""
-        return torch.inference_mode(False)
 
     def leave_layer(self, layer: int) -> None:
         assert self.conversation is not None

@@ -60,6 +60,10 @@ class Session(ModelUser):
             )
         return self._call
 
+    def storing(self) -> AbstractContextManager[object]:
+        """The caller's mode, in which all its steps run."""
+        return nullcontext()
+
     @torch.no_grad()
     def forward(
         self, runtime: Attends, running: RunningStep, ids: Tensor, positions: Tensor, rows: slice | Tensor | None

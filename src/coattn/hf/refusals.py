@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from transformers.utils import logging
 
-from coattn.errors import CoattnError, ModelError
+from coattn.errors import CoattnError, ModelError, one_line
 
 hf_logging: Any = logging  # untyped upstream
 hub_logging: Any = huggingface_hub.utils.logging
@@ -24,8 +24,6 @@ hub_logging: Any = huggingface_hub.utils.logging
 SECONDS = 10.0
 """To wait for the hub: its own client tries again for most of a minute."""
 HINT = "Check the name and the network, or use a local folder; `coattn models` lists what coattn fetches by itself."
-LONGEST = 240
-"""Characters of a foreign message that are worth repeating."""
 
 _REASONS = (
     (
@@ -105,14 +103,6 @@ def explain(error: Exception, where: Path | str, part: str) -> CoattnError:
         f"The {part} of {where} cannot be loaded: {one_line(error)}.",
         "Check that its files are whole and belong together; copy or download them again.",
     )
-
-
-def one_line(error: Exception) -> str:
-    """The message of a foreign error, on one line, of bearable length."""
-    text = " ".join(str(error).split()).rstrip(".:")
-    if len(text) > LONGEST:
-        text = text[:LONGEST].rsplit(" ", 1)[0] + " ..."
-    return f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
 def reachable(name: str) -> bool:

@@ -58,7 +58,7 @@ class HttpCall:
 
     def __init__(self, engine: EngineThread, wanted: int) -> None:
         self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
-        room, waiting = self.llm.engine.room, self.llm.engine.inbox.max_waiting
+        room, waiting = self.llm.engine.inbox.room, self.llm.engine.inbox.max_waiting
         most = None if waiting is None else self.llm.runner.slots + waiting
         if most is not None and wanted > most:
             said = f"This asks for {wanted:,} answers, but the server takes at most {most:,} at a time."

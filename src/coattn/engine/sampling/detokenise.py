@@ -69,6 +69,7 @@ class StopText:
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
         self.stopped = False
+        """Whether one was found."""
         self.counts = True
         """Whether stop strings that begin now are looked for."""
         self._held = ""
@@ -108,13 +109,8 @@ class TextStream:
     """`Pieces`, then `StopText`."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], special: bool = False) -> None:
-        self._pieces, self._stop = Pieces(tokenizer, special), StopText(stops)
+        self._pieces, self.stop = Pieces(tokenizer, special), StopText(stops)
         self.parts: list[str] = []
-
-    @property
-    def stopped(self) -> bool:
-        """A stop string was found."""
-        return self._stop.stopped
 
     @property
     def text(self) -> str:
@@ -124,18 +120,14 @@ class TextStream:
         """How many of the tokens have only text before the stop string, and what the next one has before it."""
         return self._pieces.part_of(self.text)
 
-    def heed(self, counts: bool) -> None:
-        """Whether stop strings count from here on."""
-        self._stop.counts = counts
-
     def push(self, token: int) -> str:
-        return self._keep(self._stop.push(self._pieces.push(token)))
+        return self._keep(self.stop.push(self._pieces.push(token)))
 
     def flush(self) -> str:
         """The rest, once no more tokens come."""
-        if self._stop.stopped:
+        if self.stop.stopped:
             return ""
-        return self._keep(self._stop.push(self._pieces.flush()) + self._stop.flush())
+        return self._keep(self.stop.push(self._pieces.flush()) + self.stop.flush())
 
     def _keep(self, text: str) -> str:
         if text:

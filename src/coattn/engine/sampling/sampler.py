@@ -12,8 +12,6 @@ from coattn.engine.request import TokenLogprobs
 from coattn.engine.sampling.filters import drop_unlikely, keep_top, pick
 from coattn.engine.sampling.logits import Adjust, Draws
 
-__all__ = ["Drawn", "Draws", "Sampler"]
-
 COLDEST = 1e-5
 """Below this a temperature means greedy."""
 

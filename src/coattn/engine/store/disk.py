@@ -21,9 +21,8 @@ from coattn.cache.ledger import PLACE
 from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.engine.store.files import READER_THREADS, SUFFIX, FileCache, Loaded, Tensors
 from coattn.engine.store.keys import FORMAT, digest
-from coattn.engine.store.sealed import explain
 from coattn.engine.store.speed import DiskSpeed, PromptSpeed
-from coattn.errors import BudgetError, ConfigError
+from coattn.errors import BudgetError, ConfigError, one_line
 from coattn.hf.fingerprint import config_fingerprint, read_by
 from coattn.types import LayerShape
 from coattn.units import as_folder, parse_bytes
@@ -107,7 +106,7 @@ class DiskPrefixCache:
                 self.files.put(_name(node.key), own, node.number)
             self.files.touch([_name(node.key) for node in reversed(nodes)])
         except Exception as error:  # their room is needed, whatever fails here
-            log.warning("Blocks cannot be put on disk: %s.", explain(error))
+            log.warning("Blocks cannot be put on disk: %s.", one_line(error))
             self.counts["failed"] += 1
 
     def look(self, keys: Sequence[bytes], first: int) -> DiskRead | bool | None:
@@ -142,7 +141,7 @@ class DiskPrefixCache:
         self._coming.discard(read.keys[0])
         failed = read.future.exception()
         if failed is not None:
-            self.files.delete_damaged(_name(read.keys[0]), explain(failed))  # or it would be asked for again at once
+            self.files.delete_damaged(_name(read.keys[0]), one_line(failed))  # or it would be asked for again at once
             return []
         loaded = read.future.result()
         self.reads.note(loaded.bytes, loaded.seconds)

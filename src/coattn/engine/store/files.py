@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from coattn.engine.store import sealed
-from coattn.errors import ConfigError
+from coattn.errors import ConfigError, one_line
 
 FORMAT = "coattn-block-1"
 SUFFIX = ".block"
@@ -184,7 +184,7 @@ class FileCache:
         except FileNotFoundError:
             self.delete(name)
         except Exception as error:  # whatever it is, the next attempt would meet it again
-            self.delete_damaged(name, sealed.explain(error))
+            self.delete_damaged(name, one_line(error))
         return None
 
     def _enqueue(self, number: int, name: str, tensors: Tensors) -> None:
@@ -227,7 +227,7 @@ class FileCache:
             size = path.stat().st_size
         except Exception as error:
             self.counts["skipped"] += 1
-            log.warning("A file cannot be written to %s: %s.", self.folder, sealed.explain(error))
+            log.warning("A file cannot be written to %s: %s.", self.folder, one_line(error))
             return
         with self._lock:
             self._files[name] = size

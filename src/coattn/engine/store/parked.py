@@ -17,9 +17,8 @@ from coattn.engine.store.blocks import EvictionOrder, PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
 from coattn.engine.store.files import Loaded
 from coattn.engine.store.prefix import PrefixCache
-from coattn.engine.store.sealed import explain
 from coattn.engine.store.sequence import ParkedSequence, ParkKey, averages_of, pack, unpack
-from coattn.errors import BudgetError
+from coattn.errors import BudgetError, one_line
 from coattn.step.runtime import Runtime
 
 log = logging.getLogger("coattn")
@@ -216,4 +215,4 @@ class ParkedStore:
 
 
 def _log_loss(error: Exception) -> None:
-    log.warning("A parked sequence is given up, and its tokens are read again: %s.", explain(error))
+    log.warning("A parked sequence is given up, and its tokens are read again: %s.", one_line(error))

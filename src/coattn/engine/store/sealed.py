@@ -107,8 +107,3 @@ def _digest(name: str, x: Tensor) -> str:
         data: Any = x.flatten().view(torch.uint8).numpy()
         made.update(data)
     return made.hexdigest()
-
-
-def explain(error: BaseException) -> str:
-    """What is wrong with a file, in a few words."""
-    return " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__

@@ -14,9 +14,8 @@ from coattn.engine.store.blocks import PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.engine.store.prefix import PrefixCache, PrefixCursor
-from coattn.engine.store.sealed import explain
 from coattn.engine.store.sequence import announce, fill
-from coattn.errors import BudgetError
+from coattn.errors import BudgetError, one_line
 from coattn.part import MOST
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
@@ -163,7 +162,7 @@ class PrefixSharing:
                 new = disk.store(load, self.prefixes.nodes)
             except Exception as error:  # it reads them itself
                 if not isinstance(error, BudgetError):
-                    log.warning("Blocks from the disk cannot be stored: %s.", explain(error))
+                    log.warning("Blocks from the disk cannot be stored: %s.", one_line(error))
                     disk.counts["failed"] += 1
                 cursor.refused = True
                 return

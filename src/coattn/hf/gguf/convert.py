@@ -12,11 +12,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from coattn._version import __version__
-from coattn.errors import ModelError
+from coattn.errors import ModelError, one_line
 from coattn.hf.converted import Progress, convert_once, silent, stage
 from coattn.hf.gguf.header import GgufFile, read_header
 from coattn.hf.gguf.tokenizer import read_tokenizer
-from coattn.hf.refusals import one_line, quiet
+from coattn.hf.refusals import quiet
 
 untyped: Any = transformers  # parts of it carry no annotations
 
