@@ -239,6 +239,17 @@ def test_the_minimum_it_names_is_enough_and_one_byte_less_is_not(method: str, pa
     World(method, torch.device("cpu"), params, gpu=least, tokens=tokens).run(TURNS[:5])
 
 
+@pytest.mark.parametrize("method", ["infinigen", "pqcache", "auto"])
+def test_any_budget_above_the_minimum_opens(method: str) -> None:
+    """What an index keeps of blocks takes what there is room for: blocks that are brought in still have theirs."""
+    given = [LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))] * 2, compose(METHODS[method])
+    with pytest.raises(BudgetError) as caught:
+        Runtime(*given, Ledger(1), 2, 4096, fixed=True)
+    least = int(caught.value.hint.split("(")[1].split(" ")[0])
+    for more in range(0, 200_000, 11_111):
+        Runtime(*given, Ledger(least + more), 2, 4096, fixed=True).release()
+
+
 def test_a_refused_step_changes_nothing() -> None:
     world = World("full", torch.device("cpu"), {"block": 4}, gpu=120_000)
     world.run(TURNS[:3])

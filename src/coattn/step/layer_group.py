@@ -73,9 +73,9 @@ class LayerGroup:
 
     def open(self) -> None:
         """Takes memory, and makes the parts meet. Whoever calls releases it, also when this raises."""
-        # the cache may take all that is left: what the index cannot do without is kept for it meanwhile
-        kept = self.index.gpu_bytes(self.cache.spec, self.cache.config)
-        ledger = self.cache.spec.ledger
+        # the cache may take all that is left: what index and executor cannot do without is kept for them meanwhile
+        spec, config, ledger = self.cache.spec, self.cache.config, self.cache.spec.ledger
+        kept = self.index.gpu_bytes(spec, config) + self.executor.min_gpu_bytes(spec, config)
         ledger.take("gpu", kept, "What is remembered of the keys")
         try:
             self.cache.open()
