@@ -184,7 +184,7 @@ def test_hidden_kernels_are_refused_and_named():
         assert uses["numbers"]["choice"] == "float32"
 
 
-@pytest.mark.parametrize(("hidden", "left"), [("amx", "avx512"), ("neon", "generic")])
+@pytest.mark.parametrize(("hidden", "left"), [("amx", "avx512"), ("neon", "generic"), ("dotprod", "neon")])
 def test_hiding_one_set_leaves_the_others(hidden, left):
     if not extension.cpu_features()[hidden]:
         pytest.skip("nothing to hide")

@@ -23,7 +23,7 @@ def examine() -> dict[str, Any]:
     features, native_problem = _features()
     total, available = memory()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    sets = [name for name in ("avx2", "avx512", "avx512_bf16", "avx512_vnni", "amx", "neon") if features.get(name)]
+    sets = [name for name, there in features.items() if there is True]
     machine = {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

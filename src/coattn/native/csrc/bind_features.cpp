@@ -19,6 +19,7 @@ void bind_features(nb::module_& m) {
     d["amx"] = f.amx_bf16;
     d["amx_reason"] = f.amx_reason;
     d["neon"] = f.neon;
+    d["dotprod"] = f.dotprod;
     return d;
   });
 }

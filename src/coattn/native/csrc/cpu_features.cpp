@@ -8,6 +8,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace coattn {
@@ -87,6 +89,9 @@ CpuFeatures detect() {
 #if defined(__aarch64__)
   f.name = "aarch64";
   f.neon = true;
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  f.dotprod = (getauxval(AT_HWCAP) & kDotProducts) != 0;
+  if (!f.dotprod) f.dotprod_reason = "the CPU has no products of bytes (SDOT)";
 #else
   f.name = "unknown";
 #endif
@@ -112,7 +117,12 @@ CpuFeatures visible() {
   const bool avx2 = hides("avx2"), avx512 = avx2 || hides("avx512"), amx = avx512 || hides("amx");
   if (avx2) f.avx2 = false;
   if (avx512) f.avx512 = f.avx512_bf16 = f.avx512_vnni = false;
-  if (hides("neon")) f.neon = false;
+  const bool neon = hides("neon"), dotprod = neon || hides("dotprod");
+  if (neon) f.neon = false;
+  if (dotprod && f.dotprod) {
+    f.dotprod = false;
+    f.dotprod_reason = "COATTN_HIDE_ISA hides it";
+  }
   if (amx && f.amx_bf16) {
     f.amx_bf16 = false;
     f.amx_reason = "COATTN_HIDE_ISA hides it";

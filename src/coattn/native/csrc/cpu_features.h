@@ -10,10 +10,12 @@ struct CpuFeatures {
   bool avx512 = false;  // F + BW + VL + DQ, with the OS saving zmm
   bool avx512_bf16 = false;
   bool avx512_vnni = false;
-  bool amx_bf16 = false;   // tiles + bf16 + int8, and the kernel granted tile state to this process
-  std::string amx_reason;  // why amx_bf16 is false; empty when it is true
-  bool neon = false;       // every 64-bit ARM CPU
-  std::string name;        // brand string, or the architecture
+  bool amx_bf16 = false;       // tiles + bf16 + int8, and the kernel granted tile state to this process
+  std::string amx_reason;      // why amx_bf16 is false; empty when it is true
+  bool neon = false;           // every 64-bit ARM CPU
+  bool dotprod = false;        // products of bytes (SDOT): an option of ARMv8.2
+  std::string dotprod_reason;  // why dotprod is false; empty when it is true
+  std::string name;            // brand string, or the architecture
 };
 
 // Detected once, less what the environment variable COATTN_HIDE_ISA names (for tests). Asking for AMX

@@ -30,9 +30,11 @@ const std::vector<Candidate>& candidates() {
     c.push_back({"avx512", avx512, avx512_kernels});
     c.push_back({"amx", !avx512.empty() ? avx512 : f.amx_reason, amx_kernels});
 #elif defined(__aarch64__) && !defined(COATTN_GENERIC)
-    c.push_back({"neon", cpu_features().neon ? "" : "COATTN_HIDE_ISA hides it", neon_kernels});
+    const CpuFeatures& f = cpu_features();
+    c.push_back({"neon", f.neon ? "" : "COATTN_HIDE_ISA hides it", neon_kernels});
+    c.push_back({"dotprod", f.dotprod_reason, dotprod_kernels});
 #else
-    for (const char* name : {"avx2", "avx512", "amx", "neon"}) {
+    for (const char* name : {"avx2", "avx512", "amx", "neon", "dotprod"}) {
       c.push_back({name, "coattn was built without them", generic_kernels});
     }
 #endif

@@ -36,7 +36,7 @@ inline float softmax_tile(float* scores, int n, float scale, float softcap, floa
   return factor;
 }
 
-void exp_minus(float* row, int64_t n, float shift) {
+inline void exp_minus(float* row, int64_t n, float shift) {
   int64_t i = 0;
   for (; i + W <= n; i += W) vstore(row + i, vexp(vsub(vload(row + i), vset(shift))));
   if (i < n) {

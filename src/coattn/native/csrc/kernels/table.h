@@ -59,6 +59,8 @@ const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
 #elif defined(__aarch64__)
 const Kernels& neon_kernels();
+// NEON's table with SDOT kernels for int8; see isa/dotprod.cpp.
+const Kernels& dotprod_kernels();
 #endif
 
 }  // namespace coattn
