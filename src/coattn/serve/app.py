@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coattn._version import __version__
+from coattn.errors import CoattnError
 from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
-from coattn.serve.errors import BROKEN, ApiError
+from coattn.serve.errors import BROKEN, ApiError, explain
 from coattn.serve.gate import Gate, local_hosts
 from coattn.serve.routes import chat, completions, page, responses, state, tokens
 from coattn.serve.schema.chat import ChatRequest
@@ -64,6 +65,7 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     stored = "/v1/responses/{rest:path}"
     app.add_api_route(stored, responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
     app.add_exception_handler(ApiError, _told)
+    app.add_exception_handler(CoattnError, _explained)
     app.add_exception_handler(HTTPException, _by_status)
     app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(Gate, keys=settings.keys, hosts=local_hosts(settings.host))
@@ -104,6 +106,11 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 async def _told(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _explained(_: Request, error: Exception) -> Response:
+    assert isinstance(error, CoattnError)
+    return explain(error).response()
 
 
 async def _by_status(request: Request, error: Exception) -> Response:

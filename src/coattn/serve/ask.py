@@ -11,6 +11,9 @@ from coattn.serve.schema.base import Sampling
 from coattn.serve.schema.foreign import take
 from coattn.serve.settings import Settings
 
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+SAME = ("temperature", "min_p", *PENALTIES, "stop_token_ids", "ignore_eos")
+"""Fields that `SamplingParams` has under the same name."""
 SMALLEST = 1e-9
 """For top_p 0, which means the likeliest token alone."""
 
@@ -57,19 +60,13 @@ def params(
     if (body.min_tokens or 0) > most:
         raise invalid("min_tokens", f"min_tokens is {body.min_tokens:,}, but the answer has {most:,} tokens at most.")
     return SamplingParams(
+        **{name: getattr(body, name) for name in SAME if getattr(body, name) is not None},
         max_new_tokens=tokens,
         min_new_tokens=body.min_tokens or 0,
-        temperature=body.temperature,
         top_p=None if body.top_p is None else max(body.top_p, SMALLEST),
         top_k=None if body.top_k is None else max(0, body.top_k),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         logit_bias=tuple(_biases(body, llm.vocabulary)),
         stop=_stops(body),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
         seed=None if body.seed is None else body.seed & MAX_SEED,
         logprobs=None if top is None else min(top, llm.vocabulary),
         skip_special_tokens=not special,
@@ -92,11 +89,9 @@ def _stops(body: Sampling) -> tuple[str, ...]:
 
 
 def _biases(body: Sampling, vocabulary: int) -> list[tuple[int, float]]:
-    found = {}
-    for name, value in (body.logit_bias or {}).items():
+    given = body.logit_bias or {}
+    for name in given:
         if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocabulary):
-            raise invalid(
-                "logit_bias", f"logit_bias names {name[:40]!r}, which is not a token id below {vocabulary:,}."
-            )
-        found[int(name)] = value
-    return sorted(found.items())
+            said = f"logit_bias names {name[:40]!r}, which is not a token id below {vocabulary:,}."
+            raise invalid("logit_bias", said)
+    return [(int(name), value) for name, value in given.items()]

@@ -16,7 +16,7 @@ from coattn.engine.prompts import PromptReader
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import BusyError, CoattnError
+from coattn.errors import BusyError
 from coattn.hf.prefilled import Prefilled
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
@@ -64,7 +64,7 @@ class HttpCall:
             said = f"This asks for {wanted:,} answers, but the server takes at most {most:,} at a time."
             raise ApiError(400, said, param="n", code="too_many_answers")
         if room is not None and room - sum(each.wanted for each in engine.calls if not each.handles) < wanted:
-            raise explain(BusyError(f"{waiting:,} requests wait already.", "Try again later."))
+            raise BusyError(f"{waiting:,} requests wait already.", "Try again later.")
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None
@@ -77,21 +77,17 @@ class HttpCall:
         engine.calls.add(self)
 
     async def open(self, make: Callable[[LLM], Order], threads: Executor) -> Order:
-        """Makes the order on another thread and puts it in line. Raises ApiError.
+        """Makes the order on another thread and puts it in line. Raises ApiError and CoattnError.
 
         Where another process reads prompts, it has read them before they are in line.
         """
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            elsewhere = self.llm.elsewhere
-            if elsewhere is None:  # in one go: else the first of a burst would wait for the prompts of all
-                return await run(threads, lambda: self._submit(make(self.llm)))
-            order = await run(threads, make, self.llm)
-            if order.session is not None:  # a session's turn is read where the session lies
-                return await run(threads, self._submit, order)
-            return await run(elsewhere.threads, self._read, elsewhere, order)
-        except CoattnError as error:
-            raise explain(error) from error
+        run, elsewhere = asyncio.get_running_loop().run_in_executor, self.llm.elsewhere
+        if elsewhere is None:  # in one go: else the first of a burst would wait for the prompts of all
+            return await run(threads, lambda: self._submit(make(self.llm)))
+        order = await run(threads, make, self.llm)
+        if order.session is not None:  # a session's turn is read where the session lies
+            return await run(threads, self._submit, order)
+        return await run(elsewhere.threads, self._read, elsewhere, order)
 
     def wake(self) -> None:
         """There is something new."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from coattn.engine.llm import LLM
-from coattn.serve.answer.tokens import TokenTexts
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError
 from coattn.serve.guide import Grammars
@@ -29,7 +27,6 @@ class Context:
         self.grammars = Grammars(settings.max_grammar)
         self.metrics = Metrics(engine, lambda: self.names[0])
         self.started = time.time()
-        self._texts: TokenTexts | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,11 +56,6 @@ class Context:
         """Ends the threads."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.grammars.close()
-
-    def texts(self, llm: LLM) -> TokenTexts:
-        if self._texts is None or self._texts.tokenizer is not llm.tokenizer:
-            self._texts = TokenTexts(llm.tokenizer)
-        return self._texts
 
 
 def context(request: Request) -> Context:

@@ -25,6 +25,16 @@ TYPES = {"bool", "dict", "float", "int", "list", "model", "str"}
 """Words that pydantic puts into a path for the branch of a union it tried."""
 
 
+KINDS = (
+    (SessionBusyError, 409, "session_busy"),
+    (BusyError, 503, "queue_full"),
+    (TransferError, 503, "prefill_unavailable"),
+    (BudgetError, 400, "memory_budget_exceeded"),
+    ((ConfigError, InputError, UnsupportedError), 400, ""),
+)
+"""What the engine's errors are over HTTP; the first that fits."""
+
+
 class ApiError(Exception):
     """What a client is told."""
 
@@ -62,18 +72,11 @@ def unavailable(message: str, code: str) -> ApiError:
 def explain(error: CoattnError) -> ApiError:
     """An error of the engine as a client should see it."""
     message = f"{error.sentence} {error.hint}".strip()
-    if isinstance(error, SessionBusyError):
-        return ApiError(409, message, code="session_busy")
-    if isinstance(error, BusyError):
-        return unavailable(message, "queue_full")
-    if isinstance(error, TransferError):
-        return unavailable(message, "prefill_unavailable")
     if isinstance(error, DeadlineError):
         return ApiError(504, message, kind="timeout_error", code="deadline_exceeded")
-    if isinstance(error, BudgetError):
-        return ApiError(400, message, code="memory_budget_exceeded")
-    if isinstance(error, ConfigError | InputError | UnsupportedError):
-        return ApiError(400, message)
+    for kind, status, code in KINDS:
+        if isinstance(error, kind):
+            return unavailable(message, code) if status == 503 else ApiError(status, message, code=code or None)
     return ApiError(500, message, code="engine_failure")
 
 

@@ -75,14 +75,12 @@ def longest_token(tokenizer: Any) -> int:
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
     """A message as templates know it."""
-    role = "system" if message.role == "developer" else message.role
-    text = None if message.content is None else join_text(message.content, f"{param}.content")
-    found: dict[str, Any] = {"role": role, "content": text}
     if message.content is None and not message.tool_calls and message.role != "assistant":
         raise invalid(f"{param}.content", f"{param} has no content.")
-    for name in ("name", "tool_call_id"):
-        if getattr(message, name) is not None:
-            found[name] = getattr(message, name)
+    found = message.model_dump(include={"role", "name", "tool_call_id"}, exclude_none=True)
+    if message.role == "developer":
+        found["role"] = "system"
+    found["content"] = "" if message.content is None else join_text(message.content, f"{param}.content")
     if message.tool_calls:
         found["tool_calls"] = [
             {
@@ -92,8 +90,6 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
             }
             for each in message.tool_calls
         ]
-    if found["content"] is None:
-        found["content"] = ""
     return found
 
 

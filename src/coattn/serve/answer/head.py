@@ -12,7 +12,7 @@ from typing import Any
 from coattn._version import __version__
 from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
-from coattn.serve.answer.tokens import TokenTexts
+from coattn.serve.answer.tokens import token_texts
 from coattn.serve.call import Order
 from coattn.serve.errors import ApiError
 from coattn.serve.schema.base import Sampling
@@ -26,9 +26,9 @@ class ChoiceAnswer:
 
     prefix, kind, chunk_kind = "", "", ""
 
-    def __init__(self, llm: LLM, texts: TokenTexts, model: str, body: Sampling, order: Order, top: int | None) -> None:
+    def __init__(self, llm: LLM, model: str, body: Sampling, order: Order, top: int | None) -> None:
         """top: log-probabilities per token."""
-        self.llm, self.texts, self.top, self._order = llm, texts, top, order
+        self.llm, self.texts, self.top, self._order = llm, token_texts(llm.tokenizer), top, order
         self.head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "object": self.kind,

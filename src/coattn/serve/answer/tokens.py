@@ -20,6 +20,12 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte) if byte in plain else chr(next(others)): byte for byte in range(256)}
 
 
+@lru_cache(maxsize=2)
+def token_texts(tokenizer: Any) -> TokenTexts:
+    """Of this tokenizer, remembered."""
+    return TokenTexts(tokenizer)
+
+
 class TokenTexts:
     """Bytes of tokens, remembered."""
 

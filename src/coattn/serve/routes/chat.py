@@ -17,7 +17,14 @@ from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages
 from coattn.serve.respond import respond
 from coattn.serve.schema.chat import ChatRequest
+from coattn.serve.schema.foreign import refuse
 from coattn.serve.tools.use import Choice, use
+
+REFUSED = {
+    "chat_template": "A template is not taken from a request; the model's own is used.",
+    "functions": "functions is an old name. Use tools.",
+    "audio": "Answers are text here.",
+}
 
 
 async def chat(request: Request) -> Response:
@@ -33,7 +40,7 @@ async def chat(request: Request) -> Response:
     make = preparing(body, here, choices, most, top)
 
     def build(llm: LLM, order: Order) -> ChatAnswer:
-        return ChatAnswer(llm, here.texts(llm), name, body, order, top)
+        return ChatAnswer(llm, name, body, order, top)
 
     return await respond(request, here, body, choices, make, build)
 
@@ -66,13 +73,8 @@ def preparing(
 
 def check(body: ChatRequest) -> None:
     """Refuses, by name, what cannot be done here."""
-    if body.chat_template is not None:
-        raise invalid("chat_template", "A template is not taken from a request; the model's own is used.")
+    refuse(body, REFUSED)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true.")
-    if body.functions:
-        raise invalid("functions", "functions is an old name. Use tools.")
-    if body.audio is not None:
-        raise invalid("audio", "Answers are text here. Leave audio out.")
     if any(each != "text" for each in body.modalities or ()):
         raise invalid("modalities", "Answers are text here. Leave other modalities out.")

@@ -40,7 +40,7 @@ async def completions(request: Request) -> Response:
 
     def build(llm: LLM, order: Order) -> CompletionAnswer:
         ids = bool(body.return_token_ids)
-        return CompletionAnswer(llm, here.texts(llm), name, body, order, body.logprobs, ids=ids)
+        return CompletionAnswer(llm, name, body, order, body.logprobs, ids=ids)
 
     return await respond(request, here, body, choices * len(prompts), make, build)
 

@@ -8,10 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from coattn.errors import CoattnError
+from coattn.serve.answer.tokens import token_texts
 from coattn.serve.body import read
 from coattn.serve.context import context
-from coattn.serve.errors import explain, invalid
+from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages, from_text
 from coattn.serve.schema.completion import DetokenizeRequest, TokenizeRequest
 
@@ -22,7 +22,6 @@ async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest, here.settings)
     here.model(body.model)
     llm = here.engine.ready()
-    texts = here.texts(llm)
 
     def work() -> dict[str, Any]:
         if body.messages is not None:
@@ -38,13 +37,10 @@ async def tokenize(request: Request) -> Response:
             ids = []
         else:
             ids = from_text(llm, body.prompt, special=body.add_special_tokens is not False)
-        names = [texts.text(token) for token in ids] if body.return_token_strs else None
+        names = list(map(token_texts(llm.tokenizer).text, ids)) if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": llm.max_length, "tokens": ids, "token_strs": names}
 
-    try:
-        return JSONResponse(await asyncio.get_running_loop().run_in_executor(here.threads, work))
-    except CoattnError as error:
-        raise explain(error) from error
+    return JSONResponse(await asyncio.get_running_loop().run_in_executor(here.threads, work))
 
 
 async def detokenize(request: Request) -> Response:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from coattn.serve.errors import invalid
 from coattn.serve.schema.base import ResponseFormat, Sampling
 
@@ -25,12 +27,17 @@ REFUSED = {
 FIELDS = (*FORMS, "structured_outputs", *REFUSED)
 
 
+def refuse(body: BaseModel, reasons: Mapping[str, str]) -> None:
+    """Raises ApiError 400 with its reason for a field that is set."""
+    for name, why in reasons.items():
+        if _is_set(getattr(body, name, None)):
+            raise invalid(name, f"{why} Leave {name} out.")
+
+
 def take(body: Sampling) -> None:
     """Sets `response_format` from a form under another name. Raises ApiError 400 for what cannot be done here."""
     extra = {name: value for name, value in (body.model_extra or {}).items() if _is_set(value)}
-    for name, why in REFUSED.items():
-        if name in extra:
-            raise invalid(name, f"{why} Leave {name} out.")
+    refuse(body, REFUSED)
     given = [(name, kind, extra[name]) for name, kind in FORMS.items() if name in extra]
     structured = extra.get("structured_outputs", {})
     if not isinstance(structured, Mapping):

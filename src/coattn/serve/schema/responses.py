@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from coattn.serve.errors import from_validation, invalid
 from coattn.serve.schema.base import MOST, Body, Count, Json, Shared
 from coattn.serve.schema.chat import ChatRequest, Part, join_text
-from coattn.serve.schema.foreign import FIELDS
+from coattn.serve.schema.foreign import FIELDS, refuse
 
 SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "parallel_tool_calls", "chat_template_kwargs")
 """Fields that mean the same in a chat."""
@@ -17,7 +17,7 @@ SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "parallel_too
 STORED = {
     "previous_response_id": "Responses are not stored here: send the whole conversation as input.",
     "conversation": "Conversations are not stored here: send the whole conversation as input.",
-    "store": "Responses are not stored here: send store: false, or leave it out.",
+    "store": "Responses are not stored here.",
     "background": "Responses are not stored here, so none can be made in the background.",
     "prompt": "Prompts are not stored here: send their text as input.",
 }
@@ -111,10 +111,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
 
 
 def _refuse(body: ResponsesRequest) -> None:
-    for name, why in STORED.items():
-        value = getattr(body, name)
-        if value is not None and value is not False:
-            raise invalid(name, why)
+    refuse(body, STORED)
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise invalid("top_logprobs", "Log-probabilities are given by /v1/chat/completions alone.")
     if body.truncation == "auto":
