@@ -163,8 +163,8 @@ class Codes(BookedIndex):
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float, top: Tensor | None = None) -> Tensor:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM.
 
-        -> `[rows, kv_heads, group, n]` float32, scaled and soft-capped; past a sequence's end see `ops/score_pq.py`,
-        as for `top`.
+        -> `[rows, kv_heads, group, n]` float32, scaled and soft-capped; past a sequence's end see
+        `kernels/score_pq.py`, as for `top`.
         """
         softcap = self.cache.spec.layers[layer].softcap
         book = self.books.made[layer] if self.books.groups else None
