@@ -104,7 +104,7 @@ def test_demo(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert rows[name]["answer"] == rows["full"]["answer"]
     assert not rows["streaming"]["found"]
     assert rows["streaming"]["fact_kept"] == 0
-    for name in ("offload", "cpu", "hgca", "scout", "streaming"):
+    for name in ("offload", "cpu", "hgca", "scout", "hcattention", "streaming"):
         assert rows[name]["gpu_kv"] <= result["gpu_cap"] < rows["full"]["gpu_kv"]
     assert json.loads((tmp_path / "demo" / "demo.json").read_text()) == result
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000

@@ -119,6 +119,15 @@ def test_make_targets_are_all_explained() -> None:
         assert f"`make {target}`" in text, target
 
 
+SOUGHT = ("Prefix caching", "Continuous batching", "chunked prefill", "YaRN", "MoE", "LoRA", "Speculative", "Docker",
+          "RTX", "Windows", "AMD", "Apple")  # fmt: skip
+
+
+@pytest.mark.parametrize("word", SOUGHT)
+def test_words_that_people_search_for_have_an_answer(word: str) -> None:
+    assert word in (ROOT / "docs" / "faq.md").read_text()
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 

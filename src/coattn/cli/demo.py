@@ -21,7 +21,7 @@ from coattn.units import format_bytes
 @click.option("--out", "folder", default="demo", help="Write demo.json and demo.png to this folder.")
 @json_option
 def demo(tokens: int, max_new_tokens: int, folder: str, as_json: bool, **options: Any) -> None:
-    """Ask seven methods about a fact in a long document, most of them with an eighth of the KV cache in GPU memory.
+    """Ask seven methods about a fact in a long document, all but full with an eighth of the KV cache in GPU memory.
 
     The document is read once, and every method answers from the same keys and values. Exact methods give the answer of
     full attention, wherever the KV cache lies. Lossy methods attend to a part of it and may miss the fact. A picture
@@ -66,7 +66,7 @@ def show_table(result: dict[str, Any]) -> None:
         )
         for row in result["rows"]
     )
-    print_table(columns, rows, f"GPU tier capped at {cap}; no cap for full and hcattention", show_lines=True)
+    print_table(columns, rows, f"GPU tier capped at {cap}; no cap for full", show_lines=True)
     print_line("attended: share of the document that a layer, head and step attends to, on average")
     for row in result["rows"]:
         if not row["found"]:

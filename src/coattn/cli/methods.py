@@ -11,8 +11,8 @@ from coattn.cli.options import json_option
 from coattn.cli.output import print_json, print_line, print_table, progress, tell
 from coattn.errors import CoattnError, ConfigError
 
-HINT = """`coattn methods NAME` explains one, --parts shows what each is made of. Wherever a name works,
-a TOML file with a row of your own does, too."""
+HINT = """`coattn methods NAME` explains one, --parts shows what each is made of.
+Wherever a name works, a TOML file with a row of your own does, too."""
 
 
 @click.command()

@@ -42,7 +42,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @click.option("--disk-cache", metavar="DIR", help="Store KV blocks that memory has no room for in this folder.")
 @click.option("--disk-memory", metavar="SIZE", help="Limit the size of --disk-cache, such as 64GiB.  [default: 16GiB]")
 @click.option("--host", default="127.0.0.1", help="Listen on this address.")
-@count_option("--port", 8000, "Listen on this port; 0 takes a free one.", 0)
+@count_option("--port", 8000, "Listen on this port; 0 takes a free one.", 0, 65535)
 @click.option(
     "--api-key-file", metavar="FILE", help=f"Require one of the API keys in FILE, one a line, or the key in {KEY}."
 )
@@ -80,7 +80,7 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     # too, that takes the core from the one that they wait for
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     part.check()
-    chunk, host, port, keyless = options["chunk"], options["host"], options["port"], options["no_key"]
+    chunk, host, keyless = options["chunk"], options["host"], options["no_key"]
     if part.role == "prefill":
         start_logging(options["verbose"])
         run_prefill(part, engine, chunk, options["drain"])
@@ -96,8 +96,6 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     from coattn.serve.lifecycle import Service
     from coattn.transfer.address import is_local
 
-    if port > 65535:
-        raise ConfigError(f"--port is {port}, but the largest port is 65535.", "Give a smaller one.")
     if not keys and not keyless and not is_local(host):
         raise ConfigError(
             f"Anyone who can reach {host} could use this server, because it has no API key.",

@@ -15,7 +15,7 @@ from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
 from coattn.step.runtime import LayerGroup, Runtime
 from coattn.tools.demo.prompt import FACT, plant
-from coattn.tools.demo.run import SHOWN, UNCAPPED, DemoRun, run_demo
+from coattn.tools.demo.run import SHOWN, DemoRun, run_demo
 from coattn.tools.demo.seen import Names, Seen
 from coattn.types import Selection
 
@@ -62,7 +62,7 @@ def test_exact_rows_answer_like_full_and_attend_to_everything(result: dict[str, 
 
 def test_caps_are_kept(result: dict[str, Any]) -> None:
     for row in result["rows"]:
-        assert row["capped"] == (row["method"] not in UNCAPPED)
+        assert row["capped"] == (row["method"] != "full")
         assert row["gpu_kv"] <= result["gpu_cap"] or not row["capped"]
         assert row["gpu_share"] == pytest.approx(row["gpu_kv"] / result["rows"][0]["gpu_kv"])
     assert result["rows"][0]["gpu_share"] == 1

@@ -57,10 +57,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     title = f"One fact in {tokens:,} tokens: where each method keeps the KV cache, and what it attends to"
     figure.text(0.012, 1 - 0.14 / height, title, fontsize=14.5, fontweight="bold", color=INK, va="top")
     cap = f"{result['gpu_share']:.1%}".replace(".0%", "%")
-    planted = (
-        f"Planted: “{result['fact']}” Model: {result['model']}. GPU tier: at most {cap} of the KV; no cap for full"
-    )
-    figure.text(0.012, 1 - 0.46 / height, f"{planted} and hcattention.", fontsize=9.5, color=SOFT, va="top")
+    cap = f"GPU tier: at most {cap} of the KV; no cap for full."
+    planted = f"Planted: “{result['fact']}” Model: {result['model']}. {cap}"
+    figure.text(0.012, 1 - 0.46 / height, planted, fontsize=9.5, color=SOFT, va="top")
     _legend(figure, 1 - 0.84 / height)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

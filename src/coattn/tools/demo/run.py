@@ -26,9 +26,8 @@ from coattn.units import ceil_div
 Progress = Callable[[str, int, int], None]
 """`(what, done, of how many)`"""
 SHOWN = ("full", "offload", "cpu", "hgca", "scout", "hcattention", "streaming")
-UNCAPPED = ("full", "hcattention")
 GPU_SHARE = 1 / 8
-"""The cap of the GPU tier, as a share of all keys and values, for the methods that have one."""
+"""The cap of the GPU tier, as a share of all keys and values, for all methods but `full`."""
 CHUNK = 8192
 """Tokens read at a time."""
 BLOCK = 32
@@ -92,8 +91,10 @@ class DemoRun:
         """Beside the method's own."""
         if name == "scout":  # as many tokens as fit in the cap beside the digests, which are two keys for each block
             return {"budget": (int(self.total * GPU_SHARE) - self.total // BLOCK) // BLOCK * BLOCK}
-        if name == "hcattention":  # a small codebook, quickly made of the document's own keys
-            return {"centroids": 1024, "code_bits": 12}
+        if name == "hcattention":  # a small codebook of the document's own keys, and codes that fit in the cap
+            keys = self.document.kv[0][0]
+            groups = keys.shape[-1] * keys.element_size() // 8
+            return {"groups": groups, "centroids": 1024, "code_bits": 12, "window_blocks": 1}
         # `streaming` keeps positions of the text: turned to others, keys would not be known again
         return {"positions": "text"} if name == "streaming" else {}
 
@@ -106,7 +107,7 @@ class DemoRun:
         of the document, see `Seen`. Shares of bytes are of what `full` holds, whole blocks as it is.
         """
         started = time.perf_counter()
-        composed, capped = compose(METHODS[name], **self._params(name)), name not in UNCAPPED
+        composed, capped = compose(METHODS[name], **self._params(name)), name != "full"
         ledger = Ledger(int(self.kv_bytes * GPU_SHARE) if capped else None)
         with Session(self.loaded.model) as session:
             probe = Seen(self.names)
