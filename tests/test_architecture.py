@@ -218,3 +218,17 @@ def test_nobody_asks_for_the_class_of_a_part_or_of_a_layout() -> None:
     for path in sorted(SOURCE.rglob("*.py")):
         found = asked.search(path.read_text(encoding="utf-8"))
         assert found is None, (path.name, found and found[0])
+
+
+def test_tests_that_need_the_server_s_packages_skip_where_these_are_missing() -> None:
+    """As on a machine with a GPU that has the package alone; tests/serve skips as a whole."""
+    tests = Path(__file__).parent
+    for path in sorted(tests.rglob("test_*.py")):
+        if (tests / "serve") in path.parents:
+            continue
+        skips = False
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            skips |= isinstance(node, ast.Expr) and "importorskip" in ast.unparse(node)
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                served = node.module.startswith(("coattn.serve", "tests.serve"))
+                assert skips or not served, f"{path.name}:{node.lineno}: call pytest.importorskip before this import"

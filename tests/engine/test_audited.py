@@ -1,10 +1,13 @@
 """A request says how far its attention was off, as audited."""
 
+import pytest
 from tests.engine.small import greedy, llm, prompt
 
 from coattn import SamplingParams
 from coattn.auto.audit.tally import Tally
 from coattn.engine.request import Request
+
+pytest.importorskip("pydantic")
 from coattn.serve.answer.head import about
 
 

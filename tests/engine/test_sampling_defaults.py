@@ -11,6 +11,8 @@ import coattn
 from coattn.cli.options import sampling_options
 from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
 from coattn.hf.forward import sampling_defaults
+
+pytest.importorskip("pydantic")
 from coattn.serve.ask import params
 from coattn.serve.schema.chat import ChatRequest
 

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from tests.cli.run import coattn
 from tests.engine.small import greedy, llm
-from tests.serve.running import serving
 from tests.tools.evaluate.tiny import save_model
 
 from coattn import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import BudgetError, InputError
-from coattn.serve.settings import Settings
 from coattn.tools.chat.partner import Partner
 from coattn.tools.chat.server import Server
 from coattn.tools.chat.talk import Talk
+
+pytest.importorskip("httpx2")
+from tests.serve.running import serving
+from coattn.serve.settings import Settings
 
 cli_chat = importlib.import_module("coattn.cli.chat")
 ASKED = SamplingParams(8, 0.0, 1.0)
