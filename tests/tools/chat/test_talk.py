@@ -21,6 +21,7 @@ from coattn.tools.chat.talk import Talk
 
 pytest.importorskip("httpx2")
 from tests.serve.running import serving
+
 from coattn.serve.settings import Settings
 
 cli_chat = importlib.import_module("coattn.cli.chat")
