@@ -185,7 +185,7 @@ def test_a_stream_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 class Thinking:
     """Reads an answer that thinks, speaks and calls twice."""
 
-    def feed(self, text: str) -> dict[str, Any]:
+    def feed(self, text: str, last: bool = False) -> dict[str, Any]:
         call = {"index": 0, "id": "call_a", "function": {"name": "f", "arguments": '{"x"'}}
         other = {"index": 1, "id": "call_b", "function": {"name": "g", "arguments": "{}"}}
         rest = {"index": 0, "function": {"arguments": ": 1}"}}
@@ -194,15 +194,13 @@ class Thinking:
             "b": {"reasoning_content": "!", "content": "it is"},
             "c": {"tool_calls": [call]},
             "d": {"tool_calls": [rest, other]},
+            "": {},
         }[text]
-
-    def finish(self) -> dict[str, Any]:
-        return {}
 
 
 def test_thoughts_text_and_calls_are_items_of_their_own(server: Running) -> None:
     body = ResponsesRequest(input="x")
-    answer = ResponsesAnswer(server.llm, body, "small", Thinking)  # type: ignore[arg-type]
+    answer = ResponsesAnswer(server.llm, body, "small", Thinking())  # type: ignore[arg-type]
     ends: list[Any] = [None, None, None, "stop"]
     deltas = [RequestOutput(0, letter, (1,), finish_reason=end) for letter, end in zip("abcd", ends, strict=True)]
     lines = b"".join(answer.delta(0, each) for each in deltas).decode().splitlines()

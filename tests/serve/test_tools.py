@@ -233,7 +233,7 @@ def test_answers_are_read_however_they_are_cut(
     one, pieces = reading(), []
     for at in range(0, len(text), step):
         pieces.append(one.feed(text[at : at + step]))
-    pieces.append(one.finish())
+    pieces.append(one.feed("", last=True))
     for field in ("content", "reasoning_content"):
         assert "".join(piece.get(field, "") for piece in pieces) == (want.get(field) or "")
     names = [c["function"]["name"] for piece in pieces for c in piece.get("tool_calls", ()) if "id" in c]

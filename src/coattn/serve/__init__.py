@@ -3,7 +3,7 @@
 One thread steps the engine (`engine.py`); one event loop speaks HTTP and never waits for a step.
 
     lifecycle   starts, drains, stops       app       puts the parts together
-    routes/     one file per resource       schema/   what clients send
+    routes/     what is at each path        schema/   what clients send
     call        one request, n answers      answer/   what clients get
     prompt      text and messages to ids    ask       fields to sampling parameters
     gate        keys, hosts, request ids    errors    OpenAI's form

@@ -18,7 +18,7 @@ from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import BROKEN, ApiError, explain
 from coattn.serve.gate import Gate, local_hosts
-from coattn.serve.routes import chat, completions, page, responses, state, tokens
+from coattn.serve.routes import page, state, text, tokens
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.schema.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from coattn.serve.schema.responses import ResponsesRequest
@@ -40,9 +40,9 @@ PARAMETERS = {
 }
 """Endpoints read what they need by hand; the schema says what that is."""
 POSTS: dict[str, tuple[Endpoint, type[BaseModel]]] = {
-    "/v1/chat/completions": (chat.chat, ChatRequest),
-    "/v1/completions": (completions.completions, CompletionRequest),
-    "/v1/responses": (responses.responses, ResponsesRequest),
+    "/v1/chat/completions": (text.chat, ChatRequest),
+    "/v1/completions": (text.completions, CompletionRequest),
+    "/v1/responses": (text.responses, ResponsesRequest),
     "/tokenize": (tokens.tokenize, TokenizeRequest),
     "/detokenize": (tokens.detokenize, DetokenizeRequest),
 }
@@ -63,7 +63,7 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
         content = {"application/json": {"schema": _inlined(body.model_json_schema(by_alias=True))}}
         _add(app, "POST", path, endpoint, {"requestBody": {"required": True, "content": content}})
     stored = "/v1/responses/{rest:path}"
-    app.add_api_route(stored, responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    app.add_api_route(stored, text.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(CoattnError, _explained)
     app.add_exception_handler(HTTPException, _by_status)
@@ -115,14 +115,12 @@ async def _explained(_: Request, error: Exception) -> Response:
 
 async def _by_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
+    path, said, code = request.url.path[:200], str(error.detail), None
     if error.status_code == 404:
-        return ApiError(404, f"There is nothing at {path}.", code="not_found").response()
-    if error.status_code == 405:
-        headers = dict(error.headers or {})
-        message = f"{request.method[:20]} is not allowed at {path}."
-        return ApiError(405, message, code="method_not_allowed", headers=headers).response()
-    return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {})).response()
+        said, code = f"There is nothing at {path}.", "not_found"
+    elif error.status_code == 405:
+        said, code = f"{request.method[:20]} is not allowed at {path}.", "method_not_allowed"
+    return ApiError(error.status_code, said, code=code, headers=dict(error.headers or {})).response()
 
 
 async def _unexpected(_: Request, __: Exception) -> Response:

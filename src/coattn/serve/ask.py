@@ -6,7 +6,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import MAX_SEED, SamplingParams
 from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
-from coattn.serve.prompt import SETS_LENGTH
+from coattn.serve.prompt import too_long
 from coattn.serve.schema.base import Sampling
 from coattn.serve.schema.foreign import take
 from coattn.serve.settings import Settings
@@ -50,12 +50,8 @@ def params(
     """
     room = llm.max_length - longest
     if tokens is not None and tokens > room:
-        raise invalid(
-            "max_tokens",
-            f"This model's maximum context length is {llm.max_length:,} tokens, {SETS_LENGTH}. The prompt has "
-            f"{longest:,} and the answer may have {tokens:,}, which is {longest + tokens:,} in all.",
-            "context_length_exceeded",
-        )
+        both = f"{longest:,} and the answer may have {tokens:,}, which is {longest + tokens:,} in all"
+        raise too_long(llm, "max_tokens", f"The prompt has {both}.")
     most = room if tokens is None else tokens
     if (body.min_tokens or 0) > most:
         raise invalid("min_tokens", f"min_tokens is {body.min_tokens:,}, but the answer has {most:,} tokens at most.")
@@ -76,12 +72,6 @@ def params(
 def salt(body: Sampling, tenant: bytes) -> bytes:
     """Who shares what is stored: requests of one key, and among them those of one `cache_salt`."""
     return digest("tenant", tenant, body.cache_salt or "") if tenant or body.cache_salt else b""
-
-
-def timeout(body: Sampling, settings: Settings) -> float | None:
-    """Seconds that the request may take; a client may ask for less than the server allows."""
-    limits = [each for each in (body.timeout_s, settings.request_timeout) if each is not None]
-    return min(limits, default=None)
 
 
 def _stops(body: Sampling) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from coattn.errors import BusyError
 from coattn.hf.prefilled import Prefilled
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
-from coattn.serve.tools.parser import ResponseParser
+from coattn.serve.tools.parser import PlainText, Reader
 
 SOON = 1e-3
 """Seconds that a request gets whose time is over: it ends as one that is late."""
@@ -34,13 +34,13 @@ class Order:
     params: SamplingParams
     choices: int
     """Answers to each prompt."""
-    streams: bool
+    streams: bool = False
     priority: int = 0
     timeout: float | None = None
     guide: Callable[[], Guide] | None = None
     """A new guide for each answer."""
-    read: Callable[[], ResponseParser] | None = None
-    """What takes each answer apart; None: answers are text as it comes."""
+    read: Callable[[], Reader] = PlainText
+    """What takes each answer apart."""
     echoes: Sequence[str] = ()
     """Text that comes before the answers to each prompt."""
     salt: bytes = b""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from starlette.requests import Request
 
+from coattn.serve.body import read
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError
 from coattn.serve.guide import Grammars
 from coattn.serve.metrics import Metrics
+from coattn.serve.schema.base import Posted
 from coattn.serve.settings import Settings
 
+M = TypeVar("M", bound=Posted)
 PROMPT_THREADS = 2
 """Threads that cut texts into tokens."""
 
@@ -53,7 +57,6 @@ class Context:
         return asked
 
     def close(self) -> None:
-        """Ends the threads."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.grammars.close()
 
@@ -62,3 +65,10 @@ def context(request: Request) -> Context:
     """The context of the app that got this request."""
     found: Context = request.app.state.context
     return found
+
+
+async def asked(request: Request, kind: type[M]) -> tuple[Context, M, str]:
+    """The context of the app that got this request, its body, and the model's name in the answer. Raises ApiError."""
+    here = context(request)
+    body = await read(request, kind, here.settings)
+    return here, body, here.model(body.model)

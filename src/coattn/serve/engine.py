@@ -21,8 +21,11 @@ from coattn.types import Tier
 log = logging.getLogger("coattn.serve")
 
 State = Literal["loading", "ready", "draining", "broken", "stopped"]
+LEAVING = unavailable("The server is shutting down.", "draining")
 FAILURES = 3
 """So many steps that fail one after another are a broken engine, and no longer the fault of their requests."""
+LAST_STEP_S = 5.0
+"""Seconds in which the last step may end."""
 IDLE = 0.2
 """Seconds between two looks at whether to stop, when there is nothing to do."""
 SAMPLE = 0.1
@@ -108,22 +111,24 @@ class EngineThread:
     def drain(self) -> None:
         """Takes no new requests."""
         if self.state != "stopped":
-            self._set("draining", "The server is shutting down.")
+            self._set("draining", LEAVING.message)
 
     def note(self, call: Waiting) -> None:
         """Called by the thread while it steps: there is something new for `call`."""
         self._news.append(call)
 
-    def abandon(self, why: ApiError) -> None:
+    def abandon(self, why: ApiError = LEAVING) -> None:
         """Ends every call with an error."""
         for call in list(self.calls):
             call.fail(why)
 
-    async def stop(self, timeout: float) -> bool:
-        """Ends the thread after its running step, and gives everything back. False: it still ran after `timeout` s."""
+    async def stop(self) -> bool:
+        """Ends every call, and the thread after its running step. False: it still ran after `LAST_STEP_S`."""
+        self.drain()
+        self.abandon()
         self._stopping.set()
         self._guard.cancel()
-        await asyncio.to_thread(self._thread.join, timeout)
+        await asyncio.to_thread(self._thread.join, LAST_STEP_S)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ from coattn.engine.llm import LLM
 from coattn.errors import InputError
 from coattn.serve.app import build
 from coattn.serve.engine import EngineThread
-from coattn.serve.errors import ApiError, unavailable
+from coattn.serve.errors import ApiError
 from coattn.serve.settings import Settings
 
 log = logging.getLogger("coattn.serve")
@@ -129,9 +129,7 @@ class Service:
             await self._server.serve([self.socket])
         finally:
             watch.cancel()
-            self.engine.drain()
-            self.engine.abandon(_LEAVING)
-            ended = await self.engine.stop(LAST_SEND_S)
+            ended = await self.engine.stop()
             self.app.state.context.close()
         if self.engine.failure is not None:
             raise self.engine.failure
@@ -147,7 +145,7 @@ class Service:
         else:
             log.warning("Aborted.")
             self._aborted = True
-            self.engine.abandon(_LEAVING)
+            self.engine.abandon()
             self._server.should_exit = self._server.force_exit = True
 
     async def _drain(self) -> None:
@@ -155,16 +153,13 @@ class Service:
         end = time.monotonic() + self.settings.drain
         while self.engine.calls and time.monotonic() < end:
             await asyncio.sleep(0.05)
-        self.engine.abandon(_LEAVING)
+        self.engine.abandon()
         self._server.should_exit = True
 
     async def _watch(self) -> None:
         while self.engine.failure is None:
             await asyncio.sleep(0.1)
         self._server.should_exit = True
-
-
-_LEAVING = unavailable("The server is shutting down.", "draining")
 
 
 def listen(host: str, port: int) -> socket.socket:

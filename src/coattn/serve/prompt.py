@@ -10,12 +10,10 @@ from typing import Any
 
 from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode, encode_chat
-from coattn.serve.errors import invalid
-from coattn.serve.schema.chat import Message, Tool, join_text
+from coattn.serve.errors import ApiError, invalid
+from coattn.serve.schema.chat import ChatRequest, Message, Tool, join_text
+from coattn.serve.schema.completion import TokenizeRequest
 from coattn.serve.tools.family import knows_tools, tell
-
-SETS_LENGTH = "the server's --max-length"
-"""What whoever runs the server can change where a prompt is too long."""
 
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
@@ -28,24 +26,13 @@ def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", spec
     return _fitting(llm, ids, param)
 
 
-def from_messages(
-    llm: LLM,
-    messages: Sequence[Message],
-    options: dict[str, Any] | None = None,
-    tools: Sequence[Tool] | None = None,
-    *,
-    generation: bool | None = None,
-    go_on: bool | None = None,
-) -> list[int]:
-    """A chat through the model's own template -> ids.
-
-    generation: the answer's beginning comes last, unless False; go_on: the last message is left open instead.
-    """
-    if generation and go_on:
+def from_messages(llm: LLM, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool] | None) -> list[int]:
+    """A chat through the model's own template -> ids. tools: those that the model is told of."""
+    if body.add_generation_prompt and body.continue_final_message:
         raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
-    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(messages)]
-    _check_length(llm, sum(len(each["content"] or "") for each in plain), "messages")
-    given = dict(options or {})
+    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())]
+    _check_length(llm, sum(len(each["content"]) for each in plain), "messages")
+    given = dict(body.chat_template_kwargs or {})
     own = taken(llm.tokenizer)
     wrong = next((name for name in given if name in own or not name.isidentifier()), None)
     if wrong is not None:
@@ -55,9 +42,10 @@ def from_messages(
         plain = tell(plain, listed)
     elif listed:
         given["tools"] = listed
-    if go_on:
-        given["continue_final_message"] = True
-    ids = encode_chat(plain, llm.tokenizer, add_generation_prompt=generation is not False and not go_on, **given)
+    begins = body.add_generation_prompt is not False
+    if body.continue_final_message:
+        given["continue_final_message"], begins = True, False
+    ids = encode_chat(plain, llm.tokenizer, add_generation_prompt=begins, **given)
     return _fitting(llm, encode(ids, llm.tokenizer, llm.vocabulary), "messages")
 
 
@@ -103,20 +91,16 @@ def _arguments(given: str | None, param: str) -> Any:
 def _check_length(llm: LLM, characters: int, param: str) -> None:
     """Refuses a text that could not fit however it is cut into tokens, before any time goes into cutting it."""
     if llm.tokenizer is not None and characters > longest_token(llm.tokenizer) * llm.max_length:
-        raise invalid(
-            param,
-            f"The prompt has {characters:,} characters, more than {llm.max_length:,} tokens can hold, which is "
-            f"{SETS_LENGTH}.",
-            "context_length_exceeded",
-        )
+        raise too_long(llm, param, f"The prompt has {characters:,} characters, more than these can hold.")
 
 
 def _fitting(llm: LLM, ids: list[int], param: str) -> list[int]:
     if len(ids) >= llm.max_length:
-        raise invalid(
-            param,
-            f"This model's maximum context length is {llm.max_length:,} tokens, {SETS_LENGTH}. The prompt has "
-            f"{len(ids):,}, and there is at least one more for the answer.",
-            "context_length_exceeded",
-        )
+        raise too_long(llm, param, f"The prompt has {len(ids):,}, and there is at least one more for the answer.")
     return ids
+
+
+def too_long(llm: LLM, param: str, why: str) -> ApiError:
+    """What a client is told whose prompt or answer is longer than sequences may be."""
+    longest = f"This model's maximum context length is {llm.max_length:,} tokens, the server's --max-length."
+    return invalid(param, f"{longest} {why}", "context_length_exceeded")

@@ -34,19 +34,26 @@ async def respond(
     make: Callable[[LLM], Order],
     build: Callable[[LLM, Order], Answer],
 ) -> Response:
-    """wanted: answers in all; make: runs on another thread; build: the answer's form.
+    """wanted: answers in all; make: runs on another thread, for what is not in every body; build: the answer's form.
 
     A stream's headers wait for its first event, so that what fails before it has a status of its own.
     """
     call = HttpCall(context.engine, wanted)
     streaming = False
+    limits = [each for each in (body.timeout_s, context.settings.request_timeout) if each is not None]
 
-    def tagged(llm: LLM) -> Order:
-        whose = salt(body, request.scope.get(TENANT, b""))
-        return replace(make(llm), salt=whose, session=body.session_id)
+    def full(llm: LLM) -> Order:
+        return replace(
+            make(llm),
+            streams=bool(body.stream),
+            priority=body.priority or 0,
+            timeout=min(limits, default=None),
+            salt=salt(body, request.scope.get(TENANT, b"")),
+            session=body.session_id,
+        )
 
     try:
-        order = await unless_gone(request.receive, call.open(tagged, context.threads))
+        order = await unless_gone(request.receive, call.open(full, context.threads))
         answer = build(call.llm, order)
         if not body.stream:
             outputs = await unless_gone(request.receive, call.results())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from coattn.engine.request import RequestOutput
 from coattn.serve.answer.head import ChoiceAnswer, Json
-from coattn.serve.tools.parser import ResponseParser, message
+from coattn.serve.tools.parser import Reader, message
 
 
 class ChatAnswer(ChoiceAnswer):
@@ -17,15 +18,13 @@ class ChatAnswer(ChoiceAnswer):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._read = self._order.read
-        self._parsers: dict[int, ResponseParser] = {}
+        self._readers: defaultdict[int, Reader] = defaultdict(self._order.read)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        """The answer to a request that does not stream."""
         return {**super().whole(outputs), "service_tier": None}
 
     def _choice(self, index: int, output: RequestOutput) -> Json:
-        said = {"content": output.text} if self._read is None else message(self._read(), output.text)
+        said = message(self._order.read(), output.text)
         return {
             "index": index,
             "message": {"role": "assistant", **said, "refusal": None, "annotations": []},
@@ -37,19 +36,14 @@ class ChatAnswer(ChoiceAnswer):
         return _piece(index, {"role": "assistant", "content": "", "refusal": None})
 
     def _part(self, index: int, delta: RequestOutput) -> Json | None:
-        said: Json = {"content": delta.text} if delta.text else {}
-        if self._read is not None:
-            if index not in self._parsers:
-                self._parsers[index] = self._read()
-            said = self._parsers[index].feed(delta.text)
+        said = self._readers[index].feed(delta.text)
         if not said and (self.top is None or not delta.token_ids):
             return None
         return _piece(index, said, self._logprobs(delta))
 
     def _last(self, index: int, output: RequestOutput) -> Json:
-        parser = self._parsers.get(index)
-        said = {} if parser is None else parser.finish()
-        return _piece(index, said, reason=_reason(output, parser is not None and parser.calls > 0))
+        reader = self._readers[index]
+        return _piece(index, reader.feed("", last=True), reason=_reason(output, reader.calls > 0))
 
     def _logprobs(self, output: RequestOutput) -> Json | None:
         if self.top is None or output.logprobs is None:

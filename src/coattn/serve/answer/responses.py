@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coattn.engine.llm import LLM
@@ -13,7 +13,7 @@ from coattn.serve.answer.head import about
 from coattn.serve.errors import ApiError
 from coattn.serve.schema.responses import ResponsesRequest
 from coattn.serve.sse import event, sign_of_life
-from coattn.serve.tools.parser import ResponseParser
+from coattn.serve.tools.parser import Reader
 
 Json = dict[str, Any]
 PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
@@ -22,10 +22,10 @@ TEXTS = {"message": ("output_text", "response.output_text"), "reasoning": ("reas
 
 
 class ResponsesAnswer:
-    """Builds the answer to one request: items that open, grow and close. read: as in `ChatAnswer`."""
+    """Builds the answer to one request: items that open, grow and close. Its methods are as in `ChoiceAnswer`."""
 
-    def __init__(self, llm: LLM, body: ResponsesRequest, model: str, read: Callable[[], ResponseParser] | None) -> None:
-        self.llm, self._reading = llm, None if read is None else read()
+    def __init__(self, llm: LLM, body: ResponsesRequest, model: str, reader: Reader) -> None:
+        self.llm, self._reader = llm, reader
         self.items: list[Json] = []
         """The last one is open while `_open`."""
         self._open = False
@@ -33,22 +33,18 @@ class ResponsesAnswer:
         self._echo = _echo(body, model, {"temperature": 0.0, "top_p": 1.0, **llm.engine.sampling})
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        """The answer to a request that does not stream."""
-        self._part(outputs[0])
+        self._grow(self._reader.feed(outputs[0].text))
         found: Json = self._last(outputs[0])[-1]["response"]
         return found
 
     def waiting(self, read: int, whole: int) -> bytes:
-        """What a stream says while nothing is new: how much of the prompt has been read."""
         return _encoded(self._first()) + sign_of_life(read, whole)
 
     def delta(self, _: int, delta: RequestOutput) -> bytes:
-        """Events of what is new."""
-        events = [*self._first(), *self._part(delta)]
+        events = [*self._first(), *self._grow(self._reader.feed(delta.text))]
         return _encoded(events if delta.finish_reason is None else [*events, *self._last(delta)])
 
     def failed(self, error: ApiError) -> bytes:
-        """The event that ends an answer which cannot be finished."""
         made = {**self._response("failed"), "error": {"code": "server_error", "message": error.message}}
         return _encoded([self._event("response.failed", response=made)])
 
@@ -63,12 +59,9 @@ class ResponsesAnswer:
         made = self._response("in_progress")
         return [self._event(name, response=made) for name in ("response.created", "response.in_progress")]
 
-    def _part(self, delta: RequestOutput) -> list[Json]:
-        return self._grow({"content": delta.text} if self._reading is None else self._reading.feed(delta.text))
-
     def _last(self, output: RequestOutput) -> list[Json]:
         """The events that end the answer, the response last."""
-        events = [] if self._reading is None else self._grow(self._reading.finish())
+        events = self._grow(self._reader.feed("", last=True))
         if not self.items:
             events += self._begin("message")
         cut = output.finish_reason == "length"
@@ -93,7 +86,7 @@ class ResponsesAnswer:
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _grow(self, said: Json) -> list[Json]:
-        """said: as `ResponseParser` gives it."""
+        """said: a delta of the reader."""
         events = []
         for name, kind in (("reasoning_content", "reasoning"), ("content", "message")):
             if said.get(name):

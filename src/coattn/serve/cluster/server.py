@@ -15,15 +15,12 @@ from coattn.serve.app import build
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.relay import REPLICA, Forwarded, Message
 from coattn.serve.engine import EngineThread
-from coattn.serve.errors import unavailable
 from coattn.serve.settings import read_keys
 
 log = logging.getLogger("coattn.serve")
 LOOK_S = 0.1
 """Between two looks at whether the model is loaded."""
 SIZES = {"gpu_kv", "host_kv", "weights_on_gpu", "max_batch", "max_length", "chunk", "max_waiting"}
-LAST_STEP_S = 5.0
-"""In which the last step may end."""
 
 
 class Server:
@@ -84,9 +81,7 @@ class Server:
 
     async def close(self) -> None:
         """Ends what still runs, and the engine."""
-        self.engine.drain()
-        self.engine.abandon(unavailable("The server is shutting down.", "draining"))
-        await self.engine.stop(LAST_STEP_S)
+        await self.engine.stop()
         self.app.state.context.close()
 
     def _open(self) -> LLM:

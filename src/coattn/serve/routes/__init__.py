@@ -1,1 +1,1 @@
-"""One file per resource."""
+"""One file for what is alike."""

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coattn.serve.answer.tokens import token_texts
-from coattn.serve.body import read
-from coattn.serve.context import context
+from coattn.serve.context import asked
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import from_messages, from_text
 from coattn.serve.schema.completion import DetokenizeRequest, TokenizeRequest
@@ -18,21 +17,12 @@ from coattn.serve.schema.completion import DetokenizeRequest, TokenizeRequest
 
 async def tokenize(request: Request) -> Response:
     """A text or a chat -> its token ids."""
-    here = context(request)
-    body = await read(request, TokenizeRequest, here.settings)
-    here.model(body.model)
+    here, body, _ = await asked(request, TokenizeRequest)
     llm = here.engine.ready()
 
     def work() -> dict[str, Any]:
         if body.messages is not None:
-            ids = from_messages(
-                llm,
-                body.messages,
-                body.chat_template_kwargs,
-                body.tools,
-                generation=body.add_generation_prompt,
-                go_on=body.continue_final_message,
-            )
+            ids = from_messages(llm, body, body.tools)
         elif not body.prompt:
             ids = []
         else:
@@ -45,9 +35,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Token ids -> text."""
-    here = context(request)
-    body = await read(request, DetokenizeRequest, here.settings)
-    here.model(body.model)
+    here, body, _ = await asked(request, DetokenizeRequest)
     llm = here.engine.ready()
     wrong = next((token for token in body.tokens if token >= llm.vocabulary), None)
     if wrong is not None:

@@ -46,10 +46,15 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Shared(Body):
-    """Fields of chats, completions and responses. None stands for the default everywhere."""
+class Posted(Body):
+    """What a client posts. None stands for the default everywhere."""
 
     model: str | None = None
+
+
+class Shared(Posted):
+    """Fields of chats, completions and responses."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

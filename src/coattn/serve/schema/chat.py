@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -80,10 +80,7 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Json] | None = None
     modalities: list[str] | None = None
-    audio: Json | None = None
-    chat_template: Any = None
     chat_template_kwargs: Json | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

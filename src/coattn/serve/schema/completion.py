@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from coattn.serve.schema.base import Body, Json, Sampling, TokenId
+from coattn.serve.schema.base import Json, Posted, Sampling, TokenId
 from coattn.serve.schema.chat import Message, Tool
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -18,17 +18,15 @@ class CompletionRequest(Sampling):
 
     prompt: str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)]
     echo: bool | None = None
-    suffix: str | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     """Choices also have the ids of their tokens, as `token_ids`."""
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Posted):
     """Text, or a chat."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
@@ -45,8 +43,7 @@ class TokenizeRequest(Body):
         return self
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Posted):
     """Token ids."""
 
-    model: str | None = None
     tokens: list[TokenId]

@@ -1,4 +1,4 @@
-"""Fields of vLLM's and llama.cpp's own: forms of answers are taken, and what cannot be done here is refused by name."""
+"""Fields that clients of others send: forms of answers are taken, and what cannot be done here is refused by name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from coattn.serve.errors import invalid
-from coattn.serve.schema.base import ResponseFormat, Sampling
+from coattn.serve.schema.base import Body, ResponseFormat, Sampling
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 FORMS = {**{f"guided_{kind}": kind for kind in KINDS[:4]}, "json_schema": "json", "grammar": "grammar"}
 """Fields that hold a form, and its kind."""
 REFUSED = {
+    "functions": "That is an old name. Use tools.",
+    "audio": "Answers are text here.",
+    "chat_template": "A template is not taken from a request; the model's own is used.",
+    "suffix": "Text cannot be inserted before a suffix here.",
     "prompt_logprobs": "Log-probabilities of prompts are not kept here.",
     "truncate_prompt_tokens": "Prompts are not cut here: send the part that is to be read.",
     "use_beam_search": "There is no beam search here.",
@@ -27,17 +29,18 @@ REFUSED = {
 FIELDS = (*FORMS, "structured_outputs", *REFUSED)
 
 
-def refuse(body: BaseModel, reasons: Mapping[str, str]) -> None:
+def refuse(body: Body, reasons: Mapping[str, str]) -> None:
     """Raises ApiError 400 with its reason for a field that is set."""
     for name, why in reasons.items():
-        if _is_set(getattr(body, name, None)):
+        value = getattr(body, name, None)
+        if _is_set(value) and value != "":
             raise invalid(name, f"{why} Leave {name} out.")
 
 
 def take(body: Sampling) -> None:
     """Sets `response_format` from a form under another name. Raises ApiError 400 for what cannot be done here."""
-    extra = {name: value for name, value in (body.model_extra or {}).items() if _is_set(value)}
     refuse(body, REFUSED)
+    extra = {name: value for name, value in (body.model_extra or {}).items() if _is_set(value)}
     given = [(name, kind, extra[name]) for name, kind in FORMS.items() if name in extra]
     structured = extra.get("structured_outputs", {})
     if not isinstance(structured, Mapping):

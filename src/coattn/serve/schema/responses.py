@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from coattn.serve.errors import from_validation, invalid
-from coattn.serve.schema.base import MOST, Body, Count, Json, Shared
+from coattn.serve.schema.base import MOST, Body, Count, Json, JsonSchema, Shared
 from coattn.serve.schema.chat import ChatRequest, Part, join_text
 from coattn.serve.schema.foreign import FIELDS, refuse
 
-SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "parallel_tool_calls", "chat_template_kwargs")
+TOOLS = ("tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), *TOOLS)
 """Fields that mean the same in a chat."""
 
 STORED = {
@@ -46,14 +47,10 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class Format(Body):
+class Format(JsonSchema):
     """What the text must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Json | None = Field(default=None, alias="schema")
-    strict: bool | None = None
 
 
 class Text(Body):
@@ -73,11 +70,6 @@ class ResponsesRequest(Shared):
     tools: list[FunctionTool] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    background: bool | None = None
-    prompt: Any = None
     truncation: Literal["auto", "disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[str] | None = None
@@ -88,7 +80,11 @@ class ResponsesRequest(Shared):
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
     """The same request as a chat. Raises ApiError 400 for what needs something stored, and for what is not text."""
-    _refuse(body)
+    refuse(body, STORED)
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        raise invalid("top_logprobs", "Log-probabilities are given by /v1/chat/completions alone.")
+    if body.truncation == "auto":
+        raise invalid("truncation", "Nothing is left out of an input here: send truncation: disabled, or leave it out.")
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     for i, item in enumerate(items):
@@ -100,22 +96,12 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     given |= {"messages": messages, "max_completion_tokens": body.max_output_tokens}
     if body.tools:
         given["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
-    if body.tool_choice is not None:
-        given["tool_choice"] = _choice(body.tool_choice)
     if body.text is not None and body.text.format is not None:
         given["response_format"] = _form(body.text.format)
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
         raise from_validation(error) from None
-
-
-def _refuse(body: ResponsesRequest) -> None:
-    refuse(body, STORED)
-    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-        raise invalid("top_logprobs", "Log-probabilities are given by /v1/chat/completions alone.")
-    if body.truncation == "auto":
-        raise invalid("truncation", "Nothing is left out of an input here: send truncation: disabled, or leave it out.")
 
 
 def _add(messages: list[Json], item: Item, param: str) -> None:
@@ -144,27 +130,13 @@ def _add(messages: list[Json], item: Item, param: str) -> None:
 def _tool(tool: FunctionTool, param: str) -> Json:
     if tool.type != "function" or tool.name is None:
         raise invalid(param, f"{param} is not a function with a name, and no other tool can be called here.")
-    known = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in known.items() if value is not None}}
-
-
-def _choice(given: str | Json) -> str | Json:
-    if isinstance(given, str):
-        return given
-    if given.get("type") == "function":
-        return {"type": "function", "function": {"name": given.get("name")}}
-    if given.get("type") == "allowed_tools":
-        listed = given.get("tools")
-        tools = (
-            [_choice(each) if isinstance(each, dict) else each for each in listed] if isinstance(listed, list) else []
-        )
-        return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": tools}}
-    raise invalid("tool_choice", "tool_choice is none, auto, required, or names a function.")
+    known = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+    return {"type": "function", "function": known}
 
 
 def _form(given: Format) -> Json:
     if given.type != "json_schema":
         return {"type": given.type}
-    if given.schema_ is None:
+    if not isinstance(given.schema_, dict):
         raise invalid("text.format.schema", "text.format of type json_schema needs its schema.")
     return {"type": "json_schema", "json_schema": {"name": given.name, "schema": given.schema_, "strict": given.strict}}

@@ -66,8 +66,17 @@ class CallText:
         return None
 
 
+class PlainText:
+    """An answer that is text as it comes."""
+
+    calls = 0
+
+    def feed(self, text: str, last: bool = False) -> Json:
+        return {"content": text} if text else {}
+
+
 class ResponseParser:
-    """One answer. `feed` what came, then `finish`; each gives a delta, which may be empty."""
+    """One answer with calls or thoughts in it."""
 
     def __init__(self, parser: Any, family: Family | None) -> None:
         self._parser, self._family = parser, family
@@ -83,19 +92,18 @@ class ResponseParser:
         self._take(parser.initial_events)
         self._delta.clear()  # the prompt's own part was not written by the model
 
-    def feed(self, text: str) -> Json:
+    def feed(self, text: str, last: bool = False) -> Json:
+        """What came -> a delta, which may be empty. last: the answer ends here."""
         try:
-            self._take(self._parser.feed(text))
-        except ValueError:  # by a template of the model's own, of a call that is no JSON: the rest is text
-            self._parser = _Plain()
-        return self._taken()
-
-    def finish(self) -> Json:
-        try:
-            self._take(self._parser.finalize()[1])
-        except ValueError:  # likewise, cut off in the middle of a call
-            self._parser = _Plain()
-        return self._taken()
+            if self._parser is None:
+                self._say(text)
+            else:
+                self._take(self._parser.feed(text))
+                self._take(self._parser.finalize()[1] if last else [])
+        except ValueError:  # of a call that is no JSON, by a template of the model's own: what follows is text
+            self._parser = None
+        found, self._delta = self._delta, {}
+        return found
 
     def _take(self, events: list[Json]) -> None:
         for event in events:
@@ -158,35 +166,17 @@ class ResponseParser:
     def _add(self, name: str, text: str) -> None:
         self._delta[name] = self._delta.get(name, "") + text
 
-    def _taken(self) -> Json:
-        found, self._delta = self._delta, {}
-        return found
+
+Reader = ResponseParser | PlainText
+"""`feed` takes what came and gives a delta."""
 
 
-class _Plain:
-    """All that comes is text."""
-
-    def feed(self, text: str) -> list[Json]:
-        return [{"type": "region_chunk", "field": "content", "text": text}] if text else []
-
-    def finalize(self) -> tuple[Json, list[Json]]:
-        return {}, []
-
-
-def message(reading: ResponseParser, text: str) -> Json:
+def message(reading: Reader, text: str) -> Json:
     """A whole answer -> content, tool_calls, reasoning_content, as far as it has them."""
-    deltas = (reading.feed(text), reading.finish())
-    calls: dict[int, Json] = {}
-    for each in (call for delta in deltas for call in delta.get("tool_calls", ())):
-        if each["index"] in calls:
-            calls[each["index"]]["function"]["arguments"] += each["function"]["arguments"]
-        else:
-            calls[each["index"]] = {"id": each["id"], "type": "function", "function": dict(each["function"])}
-    found: Json = {"content": None if calls else ""}
-    for name in ("content", "reasoning_content"):
-        if any(name in delta for delta in deltas):
-            found[name] = "".join(delta.get(name, "") for delta in deltas)
-    return {**found, "tool_calls": list(calls.values())} if calls else found
+    found = reading.feed(text, last=True)
+    for call in found.get("tool_calls", ()):
+        del call["index"]  # which only deltas have
+    return {"content": None if reading.calls else "", **found}
 
 
 def new_id(length: int | None) -> str:

@@ -24,7 +24,7 @@ from coattn.serve.tools.family import (
     special_tokens,
 )
 from coattn.serve.tools.grammar import reply_grammar, tools_grammar
-from coattn.serve.tools.parser import ResponseParser
+from coattn.serve.tools.parser import PlainText, Reader, ResponseParser
 
 Json = dict[str, Any]
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -71,7 +71,8 @@ class Choice:
 
 
 def _named(given: Any, tools: tuple[Tool, ...], param: str) -> Tool:
-    function = given.get("function") if isinstance(given, dict) else None
+    """given: as chats have it, or as responses do, whose name is not inside a `function`."""
+    function = given.get("function", given) if isinstance(given, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or given.get("type", "function") != "function":
         raise invalid(param, f'{param} names a function like {{"type": "function", "function": {{"name": ...}}}}.')
@@ -82,7 +83,7 @@ def _named(given: Any, tools: tuple[Tool, ...], param: str) -> Tool:
 
 
 def _allowed(given: Json, tools: tuple[Tool, ...], parallel: bool) -> Choice:
-    inner = given.get("allowed_tools")
+    inner = given.get("allowed_tools", given)  # likewise
     listed = inner.get("tools") if isinstance(inner, dict) else None
     if not isinstance(inner, dict) or not isinstance(listed, list) or not listed:
         raise invalid("tool_choice", "allowed_tools needs a mode and a list of tools.")
@@ -95,8 +96,7 @@ class Use:
     """How the answers to one request are guided and read."""
 
     guide: Callable[[], Guide] | None = None
-    read: Callable[[], ResponseParser] | None = None
-    """None: answers are text as it comes."""
+    read: Callable[[], Reader] = PlainText
     special: bool = False
     """Whether calls have special tokens in them, which the text must show then."""
 
