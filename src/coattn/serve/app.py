@@ -53,8 +53,8 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
     """The app of one server."""
     app = FastAPI(title="coattn", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = Context(settings, engine)
-    app.add_api_route("/", page.index, methods=["GET", "HEAD"], include_in_schema=False)
-    app.add_api_route("/page/{name:path}", page.part, methods=["GET", "HEAD"], include_in_schema=False)
+    for path in ("/", "/page/{name:path}"):
+        app.add_api_route(path, page.page, methods=["GET", "HEAD"], include_in_schema=False)
     for path, endpoint in GETS.items():
         _add(app, "GET", path, endpoint, {"parameters": [PARAMETERS[path]]} if path in PARAMETERS else {})
         if endpoint is not state.follow:  # which has no end

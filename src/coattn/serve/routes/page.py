@@ -22,21 +22,12 @@ HEADERS = {
 }
 
 
-async def index(_: Request) -> Response:
-    """The page: a chat, and where the KV lies."""
-    return _file("index.html")
-
-
-async def part(request: Request) -> Response:
-    """A file of the page."""
-    return _file(request.path_params["name"])
-
-
-def _file(name: str) -> Response:
+async def page(request: Request) -> Response:
+    """The page, which is a chat and where the KV lies, or one of its files."""
+    name = request.path_params.get("name", "index.html")
     if name not in files():
         raise ApiError(404, "There is no such file.", code="not_found")
-    path = FOLDER / name
-    return Response(files()[name], headers=HEADERS, media_type=KINDS[path.suffix])
+    return Response(files()[name], headers=HEADERS, media_type=KINDS[Path(name).suffix])
 
 
 @cache
