@@ -2,8 +2,8 @@
 
 `seconds.json` holds how many seconds of a processor one case of a test function took, where all its cases took more
 than a second. Of each function, quick cases take up to `QUICK_SECONDS` together, and all that run take up to
-`RUN_SECONDS`, or are one. The rest of a matrix runs with `COATTN_EVERY=1`. The sample is drawn by the function's name:
-always the same.
+`RUN_SECONDS`, or are one; of those marked `whole` all run. The rest of a matrix runs with `COATTN_EVERY=1`. The sample
+is drawn by the function's name: always the same.
 """
 
 import json
@@ -40,7 +40,7 @@ def split(items: list[pytest.Item], seconds: Mapping[str, float]) -> tuple[list[
         run = max(1, round(RUN_SECONDS / each))
         for item in order[int(QUICK_SECONDS / each) :]:
             item.add_marker(pytest.mark.slow)
-        left_out.update(order[run:])
+        left_out.update(item for item in order[run:] if "whole" not in item.keywords)
     return [item for item in items if item not in left_out], [item for item in items if item in left_out]
 
 

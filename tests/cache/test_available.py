@@ -13,6 +13,7 @@ from coattn.errors import BudgetError
 from coattn.types import LayerShape, Tier
 
 GIB = 1 << 30
+SHAPE = LayerShape(q_heads=1, kv_heads=1, head_dim=64, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -70,9 +71,8 @@ def test_this_machine() -> None:
 @pytest.mark.parametrize("tier", ["gpu", "host"], ids=["fast", "dram"])
 def test_blocks_that_do_not_fit_are_never_allocated(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "memory", lambda: (512 << 20, 96 << 20))
-    shape = LayerShape(q_heads=1, kv_heads=1, head_dim=64, dtype=torch.float32, device=torch.device("cpu"))
     ledger = Ledger()
-    memory = BlockMemory(tier, {0: shape, 1: shape}, 1024, ledger, "The window")  # 1 MiB a block
+    memory = BlockMemory(tier, {0: SHAPE, 1: SHAPE}, 1024, ledger, "The window")  # 1 MiB a block
     memory.reserve(64)
     made: list[int] = []
     monkeypatch.setattr("coattn.cache.blocks.host_memory", lambda *_: made.append(1))
@@ -89,8 +89,7 @@ def resident() -> int:
 
 @pytest.mark.parametrize("tier", ["gpu", "host"], ids=["fast", "dram"])
 def test_blocks_take_memory_as_they_are_written(tier: Tier) -> None:
-    shape = LayerShape(q_heads=1, kv_heads=1, head_dim=64, dtype=torch.float32, device=torch.device("cpu"))
-    memory, before = BlockMemory(tier, {0: shape, 1: shape}, 1024, Ledger(), "It"), resident()  # 1 MiB a block
+    memory, before = BlockMemory(tier, {0: SHAPE, 1: SHAPE}, 1024, Ledger(), "It"), resident()  # 1 MiB a block
     memory.fix(512)
     assert resident() - before < 64 << 20
     assert memory.bytes == 512 << 20
@@ -103,8 +102,7 @@ def test_memory_that_the_system_refuses_is_said_in_a_sentence(monkeypatch: pytes
     def refuse(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    shape = LayerShape(q_heads=1, kv_heads=1, head_dim=64, dtype=torch.float32, device=torch.device("cpu"))
-    memory = BlockMemory("gpu", {0: shape}, 1024, Ledger(), "Keeping every token")
+    memory = BlockMemory("gpu", {0: SHAPE}, 1024, Ledger(), "Keeping every token")
     monkeypatch.setattr("mmap.mmap", refuse)
     with pytest.raises(BudgetError, match=r"Keeping every token needs 8\.0 MiB of KV memory .* more than is free"):
         memory.fix(16)

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.engine.faults import DEVICE, PARAMS, compare, ids
+from tests.engine.faults import PARAMS, compare, ids, model
 from tests.engine.rows import options
 from tests.engine.small import check_tables
-from tests.hf.families import tiny
 
 import coattn
 from coattn.engine.handle import Handle
@@ -36,11 +35,6 @@ FAMILIES = ("llama", "gemma3", "mistral_sliding")
 LONGEST = 160
 EXACT = [name for name, row in METHODS.items() if compose(row).exact]
 TURNS = 5
-
-
-@cache
-def model(family: str) -> Any:
-    return tiny(family, DEVICE)
 
 
 def settings(row: str, whole: bool) -> dict[str, Any]:

@@ -31,6 +31,12 @@ class World:
         self.scheduler.add(request)
         return request
 
+    def pass_a_decode_step(self) -> None:
+        self.now += self.decode
+        if self._last is not None:
+            self.gaps.append(self.now - self._last)
+        self._last = self.now
+
     def step(self) -> bool:
         work = self.scheduler.next()
         if work is None:
@@ -40,10 +46,7 @@ class World:
             self.now += self.token * chunk.size
             finished = [chunk.request] if chunk.last else []
         else:
-            self.now += self.decode
-            if self._last is not None:
-                self.gaps.append(self.now - self._last)
-            self._last = self.now
+            self.pass_a_decode_step()
             finished = list(work.requests)
         self.scheduler.done(work)
         for request in finished:
@@ -135,14 +138,11 @@ def test_what_is_refused_and_what_is_said() -> None:
     for wrong in (0, -1, float("nan"), "x"):
         with pytest.raises(ConfigError, match="target_ms"):
             llm(chunk=None, target_ms=wrong)
+    chosen = 8192 if torch.cuda.is_available() else 2048
     with llm(chunk=None, target_ms=20) as engine:
-        assert engine.report()["chunk"] == (8192 if torch.cuda.is_available() else 2048)
+        assert engine.report()["chunk"] == chosen
     with llm("streaming", chunk=None) as engine:
-        assert (
-            engine.report()["chunk"]
-            == engine.engine.chunk_policy.fixed
-            == (8192 if torch.cuda.is_available() else 2048)
-        )
+        assert engine.report()["chunk"] == engine.engine.chunk_policy.fixed == chosen
 
 
 def test_no_fewer_than_the_least() -> None:

@@ -120,10 +120,7 @@ class Layered(World):
         return True
 
     def decode_for(self, requests: tuple[Any, ...]) -> None:
-        self.now += self.decode
-        if self._last is not None:
-            self.gaps.append(self.now - self._last)
-        self._last = self.now
+        self.pass_a_decode_step()
         self.scheduler.done(Forward(requests=requests))
         for request in requests:
             request.output.append(0)

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from tests.engine.memory import Boundless
 from tests.engine.small import by_transformers, greedy, llm, prompt, small
+from tests.engine.test_prefill_queue import request
 
 import coattn
 from coattn.engine.admission import Admission
 from coattn.engine.chunk_policy import ChunkPolicy
-from coattn.engine.request import Forward, Request
-from coattn.engine.sampling.params import SamplingParams
+from coattn.engine.request import Forward
 from coattn.engine.scheduler import Scheduler
 
 LENGTHS = (30, 5, 90, 17, 61, 3)
@@ -61,10 +61,6 @@ def test_a_row_that_looks_ahead_takes_turns_and_says_so() -> None:
         engine.generate([prompt(40), prompt(20)], greedy(3))
         assert "layer_ahead" in engine.report()["not_mixed"]
         assert engine.report()["mixed_steps"] == 0
-
-
-def request(name: int, tokens: int) -> Request:
-    return Request(name, [0] * tokens, SamplingParams(max_new_tokens=1), tokens + 1000)
 
 
 def test_decoding_never_waits_for_a_prompt() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.rows import options
-from tests.engine.small import UNIT, flush, greedy, in_order, prompt, slow_prompts, small, tokenizer
+from tests.engine.small import UNIT, flush, greedy, in_order, prompt, small, tokenizer
+from tests.engine.test_disk import engine as small_engine
 
 import coattn
 from coattn.cache.blocks import BlockMemory
@@ -26,10 +26,7 @@ BUDGETS = {"full": {"gpu_kv": 16 * UNIT}, "scout": {"host_kv": 16 * UNIT}}
 
 
 def engine(method: str, folder: Path | None = None, **more: Any) -> coattn.LLM:
-    given = {"max_batch": 2, "max_length": 112, "chunk": 24, **options(method), **BUDGETS[method], **more}
-    llm = coattn.LLM((small(1), tokenizer()), method, disk=folder, **given)
-    slow_prompts(llm)
-    return llm
+    return small_engine(method, folder, **{**BUDGETS[method], **more})
 
 
 def give_all_back(llm: coattn.LLM) -> None:

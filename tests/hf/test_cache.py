@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf.families import FAMILIES, tiny
+from tests.hf.families import tiny
 from tests.hf.test_attach import IDS, SHORT, assert_same, fail, footprint
-from tests.hf.test_families import EXACT, GREEDY, batch, flat, plain_logits, plain_text, run, three_turns
 from tests.loaded_once import loaded_once
 from transformers import DynamicCache, pipeline
 
@@ -21,25 +20,6 @@ from coattn.method.table import METHODS
 __all__ = ["loaded_once"]
 SMALL: dict[str, Any] = {"block": 8, "window_blocks": 1}
 PREDICTING = {"scout", "scout-paper", "infinigen"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_transformers(family: str, device: torch.device) -> None:
-    """As under `attach`: the same greedy text of left-padded prompts, and logits over three turns of mixed lengths."""
-    model = tiny(family, device)
-    ids, mask = batch(device)
-    exact, same = plain_logits(family, device)
-    allowed = 2 * (same - exact).abs().max().item()
-    for method, params in EXACT[:3]:
-        cache = coattn.Cache(model, method, gpu_kv="1MiB", **params)
-        own = model.generate(ids, attention_mask=mask, past_key_values=cache, **GREEDY)
-        assert torch.equal(own, plain_text(family, device)), method
-        assert cache.get_seq_length() == own.shape[1] - 1
-        cache.reset()
-        assert cache.get_seq_length() == 0
-        error = (flat(run(model, cache, three_turns(model))) - exact).abs().max().item()
-        assert 0 < error <= allowed, method
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"duo"}))  # which needs labels of the model's heads

@@ -1,16 +1,19 @@
-"""One piece of memory holds everything of a prompt, nothing twice."""
+"""What two sides must have alike; and one piece of memory holds everything of a prompt, nothing twice."""
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 from coattn.hf.prefilled import QUERIES
-from coattn.transfer.layout import ALIGN, Layout
+from coattn.transfer.layout import ALIGN, FORMAT, Layout, introduce, mismatch
 from coattn.types import LayerShape
 
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(4, 2, 8, torch.float32, CPU), LayerShape(6, 3, 5, torch.bfloat16, CPU)]
+MARKS = {"configuration": "a", "weights": "b", "tokenizer": "c", "other": "d"}
 
 
 @pytest.mark.parametrize("tokens", [1, 7, QUERIES, 130])
@@ -42,3 +45,29 @@ def test_rows_are_parts_of_the_whole() -> None:
         assert torch.equal(v[:, 0, 4].long(), (want + 100).to(v.dtype).long())
     assert [q.unique().tolist() for q in made.queries] == [[5.0], [6.0]]
     assert made.logits.tolist() == [[7.0] * 11]
+
+
+def own(marks: dict[str, str] = MARKS, shape: LayerShape = SHAPES[0], vocabulary: int = 10) -> Any:
+    return introduce(marks, [shape] * 2, vocabulary)
+
+
+def test_sides_that_are_alike_fit() -> None:
+    assert mismatch(own(), own()) is None
+    assert mismatch(own(marks={**MARKS, "other": "x"}), own()) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        ({**own(), "op": "read"}, f"another version than {FORMAT}"),
+        ({**own(), "format": FORMAT + 1}, f"another version than {FORMAT}"),
+        (own(marks={**MARKS, "weights": "x", "tokenizer": "y"}), "another weights and another tokenizer"),
+        ({**own(), "fingerprints": "abc"}, "another configuration and another weights and another tokenizer"),
+        (own(shape=replace(SHAPES[0], kv_heads=4)), "other shapes"),
+        (own(vocabulary=11), "other shapes"),
+    ],
+)
+def test_what_differs_is_said(theirs: Any, why: str) -> None:
+    said = mismatch(theirs, own())
+    assert said is not None
+    assert why in said

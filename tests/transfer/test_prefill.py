@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,85 +20,61 @@ from coattn.transfer.decode import RemotePrefill
 from coattn.transfer.layout import introduce
 
 LEASE = 5.0
-Patch = pytest.MonkeyPatch
+send_parts = job.send_parts
 
 
 def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError("broken")
 
 
-def while_reading(patch: Patch) -> None:
-    patch.setattr(prefill, "read_prompt", broken)
+def ends(*_: Any) -> None:
+    raise SystemExit
 
 
-def ending_the_thread(patch: Patch) -> None:
-    def end(*_: Any) -> None:
-        raise SystemExit
-
-    patch.setattr(prefill, "read_prompt", end)
+def send_all_but_the_last(channel: Any, shared: Any, frame: Any, *more: Any) -> None:
+    (broken if frame["op"] == "done" else send_parts)(channel, shared, frame, *more)
 
 
-def before_reading(patch: Patch) -> None:
-    patch.setattr(prefill, "Sends", broken)
-
-
-def with_the_logits(patch: Patch) -> None:
-    patch.setattr(prefill, "read_prompt", lambda *given: {len(given[3]): SimpleNamespace(float=broken)})
-
-
-def while_hashing(patch: Patch) -> None:
-    patch.setattr(transport, "digest", broken)
-
-
-def before_a_frame(patch: Patch) -> None:
-    patch.setattr(job, "send_parts", broken)
-
-
-def before_the_last_frame(patch: Patch) -> None:
-    real = job.send_parts
-
-    def send(channel: Any, shared: Any, frame: Any, *more: Any) -> None:
-        (broken if frame["op"] == "done" else real)(channel, shared, frame, *more)
-
-    patch.setattr(job, "send_parts", send)
-
-
-def within_a_frame(patch: Patch) -> None:
-    def half(parts: Any) -> Iterator[memoryview]:
+def send_half(channel: Any, _: Any, frame: Any, parts: Any, tick: Any) -> None:
+    def half() -> Iterator[memoryview]:
         yield transport.raw(parts[0][1])
         raise RuntimeError("broken")
 
-    patch.setattr(job, "send_parts", lambda channel, _, frame, parts, tick: channel.send(frame, tick, half(parts)))
+    channel.send(frame, tick, half())
 
 
-def with_a_request(patch: Patch) -> None:
-    patch.setattr(prefill, "Layout", broken)
+def logits_that_break(*given: Any) -> dict[int, Any]:
+    return {len(given[3]): SimpleNamespace(float=broken)}
 
 
-FAULTS: list[tuple[Callable[[Patch], None], str]] = [
-    (while_reading, "could not read the prompt: The step failed: RuntimeError"),
-    (ending_the_thread, "could not read the prompt: The step failed: SystemExit"),
-    (before_reading, "could not read the prompt: The step failed: RuntimeError"),
-    (with_the_logits, "could not read the prompt: The step failed: RuntimeError"),
-    (while_hashing, "could not read the prompt: It could not be sent: RuntimeError"),
-    (before_a_frame, "could not read the prompt: It could not be sent: RuntimeError"),
-    (before_the_last_frame, "could not read the prompt: It could not be sent: RuntimeError"),
-    (within_a_frame, "was lost while it read a prompt"),
-    (with_a_request, "was lost while it read a prompt"),
-]
+UNREAD, UNSENT = (
+    f"could not read the prompt: {why}: RuntimeError" for why in ("The step failed", "It could not be sent")
+)
+LOST = "was lost while it read a prompt"
+FAULTS: dict[str, tuple[Any, str, Any, str]] = {
+    "while reading": (prefill, "read_prompt", broken, UNREAD),
+    "ending the thread": (prefill, "read_prompt", ends, UNREAD.replace("RuntimeError", "SystemExit")),
+    "before reading": (prefill, "Sends", broken, UNREAD),
+    "with the logits": (prefill, "read_prompt", logits_that_break, UNREAD),
+    "while hashing": (transport, "digest", broken, UNSENT),
+    "before a frame": (job, "send_parts", broken, UNSENT),
+    "before the last frame": (job, "send_parts", send_all_but_the_last, UNSENT),
+    "within a frame": (job, "send_parts", send_half, LOST),
+    "with a request": (prefill, "Layout", broken, LOST),
+}
+"""When: what is put in whose place, and what the caller is told."""
 
 
-@pytest.mark.parametrize(("fault", "said"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
-def test_a_fault_is_said_and_the_next_prompt_is_read(
-    fault: Callable[[Patch], None], said: str, monkeypatch: Patch
-) -> None:
+@pytest.mark.parametrize("when", FAULTS)
+def test_a_fault_is_said_and_the_next_prompt_is_read(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    *place, said = FAULTS[when]
     with (
         local() as server,
         llm() as engine,
         RemotePrefill(engine, str(server.address), lease=LEASE, fallback=False) as remote,
     ):
         assert isinstance(remote.read(prompt(20)), Prefilled)
-        fault(monkeypatch)
+        monkeypatch.setattr(*place)
         begun = time.monotonic()
         with pytest.raises(TransferError, match=said):
             remote.read(prompt(200), timeout=4 * LEASE)
@@ -125,7 +101,7 @@ def test_a_caller_that_sends_no_descriptor_is_given_up(tmp_path: Path) -> None:
         channel.close()
 
 
-def test_a_process_without_free_descriptors_waits(monkeypatch: Patch) -> None:
+def test_a_process_without_free_descriptors_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[float] = []
     with local() as server, llm() as engine:
         real = server._socket

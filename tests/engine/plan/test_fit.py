@@ -1,4 +1,7 @@
-"""Lengths and batches that nobody gives: as long as the model, where memory has room, and what is chosen opens."""
+"""Lengths and batches that nobody gives: as long as the model, where memory has room, and what is chosen opens.
+
+Planned bytes are those that a run takes.
+"""
 
 import logging
 
@@ -10,10 +13,12 @@ import coattn
 from coattn.cache import available
 from coattn.cache.ledger import Dram, Ledger
 from coattn.engine.plan.fit import DRAM_SHARE, DRAM_TOKENS, choose, longest
+from coattn.engine.plan.kv import held
 from coattn.errors import BudgetError, InputError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
-from coattn.types import LayerShape
+from coattn.step.runtime import Runtime
+from coattn.types import LayerShape, Step
 
 GIB = 1 << 30
 LAYERS = [LayerShape(32, 8, 128, torch.bfloat16, torch.device("cuda"))] * 32
@@ -76,3 +81,14 @@ def test_a_prompt_that_is_too_long_names_the_argument() -> None:
     with coattn.LLM((small(), tokenizer()), max_length=64) as engine, pytest.raises(InputError) as refused:
         engine.generate(prompt(70))
     assert "raise max_length (now 64)" in refused.value.hint
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_planned_bytes_are_taken_bytes(method: str) -> None:
+    composed, ledger = compose(METHODS[method]), Ledger()
+    shapes = [LayerShape(4, 2, 64, torch.float32, torch.device("cpu"))] * 3
+    runtime = Runtime(shapes, composed, ledger, 2, 1000)
+    running = runtime.begin(Step.of((0, 1), (0, 0), (1000, 1000)))
+    assert held(shapes, composed, 2, 1000) == ledger.held
+    runtime.abort(running)
+    runtime.release()
