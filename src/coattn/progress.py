@@ -1,7 +1,5 @@
 """One line on stderr that says how far something is. There is none where stderr is no terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

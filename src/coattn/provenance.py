@@ -1,7 +1,5 @@
 """Where a result comes from: the source, the versions, the hardware and the command."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

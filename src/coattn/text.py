@@ -1,7 +1,5 @@
 """Texts to work on: files, standard input, and one that ships with Python."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes and folders as people write them."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The GPU, over a window, a pool and single tokens in DRAM: choosing and attending are one sequence of kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """The floor of each sequence of a decode step, as a number that a captured step reads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

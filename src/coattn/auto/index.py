@@ -1,7 +1,5 @@
 """Sketches of keys in the GPU tier: a few bits a token, fitted to each sequence, and the mean of values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Sketches are fitted to a sequence: to its keys, and to the queries of what was read last."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The parts of `auto`, and its row."""
 
-from __future__ import annotations
-
 from coattn.auto.executor import FetchScored
 from coattn.auto.index import Sketch
 from coattn.auto.maintenance import SketchMaintenance

@@ -1,7 +1,5 @@
 """Every entry whose estimated weight reaches a floor: what is left out is small, in every head."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The bounds of rules that attend to a budget of tokens: the tokens that matter most, and any tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

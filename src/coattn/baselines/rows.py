@@ -1,7 +1,5 @@
 """The rooms of the baselines, each with its parts and rows; and the rows that are made of other rooms' parts."""
 
-from __future__ import annotations
-
 from coattn.baselines import bounds, duo, evicting, infinigen, pqcache, snapkv
 from coattn.parts.method import Method
 

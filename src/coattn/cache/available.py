@@ -4,8 +4,6 @@ The system promises more than it has: an allocation succeeds, and the process is
 allocations are checked here first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

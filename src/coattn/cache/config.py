@@ -1,7 +1,5 @@
 """What lies where, as data: one class for each answer. `KVCache` does what they say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The DRAM tier of a cache: full blocks, written through as soon as they are full, and the memories they lie in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory in DRAM: where there is a GPU, mapped on huge pages, touched by all threads and registered."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap

@@ -1,7 +1,5 @@
 """The KV cache: every token of a group of layers, where its configuration says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Who follows the blocks of a cache: an index, which the cache is made with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

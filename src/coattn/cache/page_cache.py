@@ -1,7 +1,5 @@
 """Pages of prompts that are over, in spare GPU memory, for sequences that go on from the same blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Keys and values of prompts that are read chunk by chunk, unrounded and in one piece, for the chunks that follow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

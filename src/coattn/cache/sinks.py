@@ -5,8 +5,6 @@ their text says: by as many tokens as were dropped. So their keys are kept as th
 they are written to their places turned by so many positions.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

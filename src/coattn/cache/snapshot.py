@@ -4,8 +4,6 @@ What a sequence shares is in the tier that keeps every block: DRAM, or GPU memor
 belong to slots, so they are made again when a sequence comes back. Layouts take snapshots and put them back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

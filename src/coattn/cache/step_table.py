@@ -4,8 +4,6 @@
 runs layer by layer or as a CUDA graph, which reads the table anew at every replay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`coattn bench`: speed of the user's model on the user's machine, method beside method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`coattn calibrate`: files that a method reads, made from a model and a text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`coattn demo`: the point of the project in two minutes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

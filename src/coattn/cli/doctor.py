@@ -1,7 +1,5 @@
 """`coattn doctor`: what this machine has, what will be used and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

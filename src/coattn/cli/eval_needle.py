@@ -1,7 +1,5 @@
 """`coattn eval needle`: which keys a method finds, by depth and length."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

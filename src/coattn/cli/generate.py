@@ -1,7 +1,5 @@
 """`coattn generate`: a prompt in, an answer out, and what it took."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`coattn`: the command group, and the one place where errors become exit codes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """`coattn methods`: the table, and one row explained."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`coattn models`: what can be fetched, and fetching it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Where output goes: data on stdout, everything else on stderr."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """`coattn sessions`: lists and deletes saved sessions."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import click

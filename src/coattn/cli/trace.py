@@ -1,7 +1,5 @@
 """`coattn trace`: where the time of a decode step goes, as a picture and as a Chrome trace."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

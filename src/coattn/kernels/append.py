@@ -1,7 +1,5 @@
 """`append` of a decode step: one new token a sequence, at places that stand in the step table; `write_rows`: many."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

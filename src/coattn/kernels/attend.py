@@ -1,7 +1,5 @@
 """`attend`: queries over listed blocks, wherever the blocks lie."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

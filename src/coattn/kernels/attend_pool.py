@@ -1,7 +1,5 @@
 """`attend_near`: one query token a sequence over its window, and over what was wanted lately of its pool in 8 bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

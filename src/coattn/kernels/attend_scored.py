@@ -1,7 +1,5 @@
 """Attention over the entries in DRAM whose estimated scores reach a bound; the mean value stands in for the others."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

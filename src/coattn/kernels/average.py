@@ -1,7 +1,5 @@
 """`attend_averaging`: attention of one query token a sequence that also keeps each entry's average weight."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

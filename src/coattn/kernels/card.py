@@ -1,7 +1,5 @@
 """In what GPUs differ, as far as kernels must know."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

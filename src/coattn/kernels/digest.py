@@ -1,7 +1,5 @@
 """Digests of blocks of keys, and what they promise a query (Quest: Tang et al., 2024, section 3.3)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

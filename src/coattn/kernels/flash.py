@@ -1,7 +1,5 @@
 """Attention of many queries over listed blocks: the keys and values are gathered, then attended as in a prompt."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

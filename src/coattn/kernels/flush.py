@@ -1,7 +1,5 @@
 """`flush`: of blocks that a decode step has filled, their values on to DRAM, their keys into an index."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`linear`: a linear layer, and the residual it is added to."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional
 

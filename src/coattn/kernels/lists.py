@@ -1,7 +1,5 @@
 """What a decode step with residents reads and leaves behind: tensors at fixed addresses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`merge_output`: the one result of all places of a layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """One name for an operation: its plain meaning in PyTorch, and the kernel that a GPU has for it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from functools import cached_property

@@ -1,7 +1,5 @@
 """`pick_blocks`: the best blocks of each KV head, and which of them are resident."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`prefill`: dense causal attention over tokens that are all in hand."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

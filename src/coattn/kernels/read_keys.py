@@ -1,7 +1,5 @@
 """`read_keys`: the keys of blocks in DRAM, without their values, on a layer's device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`recall`: blocks from DRAM into a pool in GPU memory, each KV head its own."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from coattn.kernels.operation import Operation

@@ -1,7 +1,5 @@
 """`renew`: a pool's residents after a layer's attention: misses come in, full blocks of the window too."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

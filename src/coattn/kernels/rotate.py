@@ -1,7 +1,5 @@
 """`rotate`: keys or queries moved to other positions, by the rotation that their model gives positions (RoPE)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

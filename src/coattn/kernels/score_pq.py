@@ -1,7 +1,5 @@
 """`score_pq`: scores of one query token a sequence against what GPU memory holds of keys in DRAM."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Entries in DRAM with what is estimated of them, and what of them was chosen and attended."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

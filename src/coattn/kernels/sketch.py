@@ -1,7 +1,5 @@
 """Sketches of keys: scores of a query, and the sketch of a block that has become full."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Soft-capping of scores (Gemma 2)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Where kernels are launched: the device, and a stream for what runs beside the layers of a decode step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar

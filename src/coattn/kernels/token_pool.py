@@ -1,7 +1,5 @@
 """Pools of single tokens in GPU memory: the kernels that renew them after a step."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

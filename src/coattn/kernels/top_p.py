@@ -1,7 +1,5 @@
 """The smallest set of entries that holds a share of the mass (HCAttention, equation 4)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

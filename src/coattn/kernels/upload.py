@@ -1,7 +1,5 @@
 """Numbers that the host has made, on a device: no step waits for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

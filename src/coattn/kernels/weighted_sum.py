@@ -1,7 +1,5 @@
 """`weighted_sum`: values of chosen entries under given weights, where the values lie."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ A package has an entry point of the group `coattn.parts` that names a module. Th
 coattn's rooms do the same. All of it is imported when the first part or row is looked up.
 """
 
-from __future__ import annotations
-
 import importlib
 import threading
 from collections import UserDict

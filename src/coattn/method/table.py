@@ -1,7 +1,5 @@
 """Finding a row: by its name, or in a TOML file that a user wrote."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

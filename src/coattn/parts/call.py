@@ -1,7 +1,5 @@
 """One layer's attention over stored tokens, as rules, executors and schedules see it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The parts of this room, and the rows that are made of them alone."""
 
-from __future__ import annotations
-
 from coattn.cache.config import OnGpu, Recent, Tiered, Values
 from coattn.parts.executor.cpu import Cpu
 from coattn.parts.executor.gpu import Gpu

@@ -5,8 +5,6 @@ with predicted queries, turns and tokens taken back, once with the parameters un
 as the row stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

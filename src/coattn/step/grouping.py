@@ -1,7 +1,5 @@
 """Layers of one kind are a group: which there are, and whether the budgets can hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

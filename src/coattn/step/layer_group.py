@@ -1,7 +1,5 @@
 """A group of layers: one running method over layers of one kind, on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy

@@ -1,7 +1,5 @@
 """What a runtime shows of its steps to measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

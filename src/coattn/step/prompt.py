@@ -1,7 +1,5 @@
 """Several new tokens a sequence, a prompt's or a turn's: dense among themselves, the method's way over the history."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

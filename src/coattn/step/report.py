@@ -1,7 +1,5 @@
 """What is known of the steps and the memory of groups of layers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

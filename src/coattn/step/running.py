@@ -1,7 +1,5 @@
 """A step that has begun: what belongs to it until it is committed or aborted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The step: append, pick, run, merge. One runtime per set of sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Speed of a model under methods, through the engine that serves it: real weights, real text, what a user waits for."""
 
-from __future__ import annotations
-
 import gc
 import math
 import statistics

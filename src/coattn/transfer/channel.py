@@ -9,8 +9,6 @@ The secret never crosses the socket. A changed, repeated or reordered frame is n
 SHA-256 of the payload, which the receiver compares. Nothing is encrypted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The decode side: has prompts read by other processes; if none can, it reads them itself."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """One prompt on its way to a caller: each layer is sent while the next ones compute."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import queue

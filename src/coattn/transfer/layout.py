@@ -10,8 +10,6 @@ which is sent after the row was written. The memory serves one prompt and is nev
 late writes to memory that is no longer read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

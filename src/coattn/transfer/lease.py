@@ -1,7 +1,5 @@
 """A lease: how long the other owner of some memory may still be believed to be there."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

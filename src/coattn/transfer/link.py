@@ -1,7 +1,5 @@
 """A connection to a process that reads prompts: owns the memory, asks, and believes what it can check."""
 
-from __future__ import annotations
-
 import logging
 import os
 import traceback

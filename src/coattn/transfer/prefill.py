@@ -1,7 +1,5 @@
 """The prefill side: reads prompts for other processes, one after the other."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -5,8 +5,6 @@ prompt, seals its size (else the other side could be killed by pages that are go
 Unix socket. The system frees it when neither side maps it any more. A late write goes to memory that nobody reads.
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

@@ -5,8 +5,6 @@ kilobytes at a fixed place; all other keys and values lie in DRAM. After the ste
 full, on a GPU in a thread of its own, while later steps run; a step that comes before it is done audits nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """How far the floor is lowered so that the error stays as small as was promised."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Whether a sketch still fits its sequence: the mass left out, beside what was estimated of it."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 

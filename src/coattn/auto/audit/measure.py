@@ -1,7 +1,5 @@
 """One case beside exact attention: a layer, a sequence and a KV head in one decode step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

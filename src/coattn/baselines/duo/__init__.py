@@ -1,7 +1,5 @@
 """DuoAttention: retrieval heads attend to everything, the others to the first and the newest tokens."""
 
-from __future__ import annotations
-
 from coattn.baselines.duo.select import RetrievalHeads
 from coattn.parts.method import Method
 

@@ -1,7 +1,5 @@
 """Which KV heads are retrieval heads: labels in a file, and what they were made of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

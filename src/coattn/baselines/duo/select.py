@@ -1,7 +1,5 @@
 """DuoAttention's rule: retrieval heads attend to everything, the others to the first tokens and the newest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

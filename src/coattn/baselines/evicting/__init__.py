@@ -1,7 +1,5 @@
 """H2O and TOVA: entries with weights, of which the least are dropped for good."""
 
-from __future__ import annotations
-
 from coattn.baselines.evicting.rules import HeavyHitters, OneSet
 from coattn.baselines.evicting.weights import LastWeights, Sums
 from coattn.cache.config import Evicting

@@ -1,7 +1,5 @@
 """Entries that are dropped for good: after a prompt as many as are too many, then one for each new token."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast

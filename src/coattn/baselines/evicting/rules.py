@@ -1,7 +1,5 @@
 """Which entries stay: H2O's and TOVA's answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention weights of stored entries, by which maintenance drops some: summed over all queries, or of the last one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """InfiniGen: partial keys say one layer ahead which tokens the GPU fetches."""
 
-from __future__ import annotations
-
 from coattn.baselines.infinigen.index import FirstQueries, PartialKeys
 from coattn.baselines.infinigen.select import AlphaBelowMax
 from coattn.parts.method import Method

@@ -1,7 +1,5 @@
 """Partial keys (InfiniGen, section 4): the columns of skewed keys that matter most for the scores."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """InfiniGen's rule: as many tokens as on average score less than alpha below the best (section 4.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PQCache: codes of a prompt's own keys say which tokens the GPU fetches."""
 
-from __future__ import annotations
-
 from coattn.baselines.pqcache.index import PromptBooks, PromptCodes
 from coattn.baselines.pqcache.select import CodeTop
 from coattn.parts.method import Method

@@ -1,7 +1,5 @@
 """Codes of keys in codebooks of each prompt's own (PQCache, section 3): a few centroids for each piece of a KV head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

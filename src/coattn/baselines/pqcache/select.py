@@ -1,7 +1,5 @@
 """PQCache's rule: sinks, recent tokens, and the best of the others by the codes of their keys."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SnapKV: what a prompt's last queries weighed most, and all that came later."""
 
-from __future__ import annotations
-
 from coattn.baselines.snapkv.maintenance import LastQueries
 from coattn.baselines.snapkv.select import PromptTop
 from coattn.parts.method import Method

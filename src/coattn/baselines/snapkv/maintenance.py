@@ -1,7 +1,5 @@
 """SnapKV's observation window: which positions of a prompt stay, by the weights that its last queries give."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

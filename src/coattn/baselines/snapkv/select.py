@@ -1,7 +1,5 @@
 """SnapKV's rule: of a prompt stay the positions that its last queries weigh most, and all that comes later."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every block of every sequence in GPU memory."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from functools import partial
 

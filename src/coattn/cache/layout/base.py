@@ -1,7 +1,5 @@
 """What a layout is: index arithmetic over a block memory, and what a sequence has outside its slot."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every token of a prompt while it is read, then what maintenance keeps."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from torch import Tensor

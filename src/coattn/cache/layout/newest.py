@@ -1,7 +1,5 @@
 """Every token in DRAM, the newest blocks in GPU memory too."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The first tokens and the most recent ones in GPU memory; the rest is gone."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 

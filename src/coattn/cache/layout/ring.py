@@ -1,7 +1,5 @@
 """Where blocks of a ring of the newest blocks lie."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import torch

@@ -1,7 +1,5 @@
 """`attend` in C++: each key and value is read once for all queries of its group."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 

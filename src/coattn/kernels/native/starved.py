@@ -1,7 +1,5 @@
 """Telling workers that are lost from workers that get no processor time."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

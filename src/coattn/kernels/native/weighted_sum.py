@@ -1,7 +1,5 @@
 """`weighted_sum` in C++: each value is read once for all query heads of its group."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from coattn import native

@@ -1,7 +1,5 @@
 """`attend_prompt`: the fastest kernel that fits, and in pieces where it takes the call only in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

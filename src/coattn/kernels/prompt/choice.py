@@ -4,8 +4,6 @@ Before a kernel is first used it is tried on a few random numbers: one that PyTo
 is passed over.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

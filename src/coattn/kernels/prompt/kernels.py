@@ -4,8 +4,6 @@ Each takes q `[t, q_heads, d]`, k, v `[n, kv_heads, d]`, any strides but the las
 query heads of a group. Each has its own layouts; what leaves here has out `[t, q_heads, d]` and lse `[t, q_heads]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The plain meaning of `attend_prompt`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Kernels for prompts, chosen and compiled before the first prompt comes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -5,8 +5,6 @@ every channel of the keys (over the block's tokens), and for every row of the va
 multiple of 64 bytes. A code c stands for `min + scale * c`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

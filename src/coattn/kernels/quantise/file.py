@@ -1,7 +1,5 @@
 """What `coattn calibrate` writes: tensors of every layer in a file, and what they were made of; codebooks are so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

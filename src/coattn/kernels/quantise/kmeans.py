@@ -3,8 +3,6 @@
 Of one large set the nearest centroid is found by a tree (docs/log/kernels.md has times).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Codes of 12 or 13 bits without gaps between them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """InfiniGen's skew: a rotation of each KV head in which a few columns hold most of what queries ask for, in a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an executor is: it runs some kinds of work."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field

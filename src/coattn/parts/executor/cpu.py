@@ -1,7 +1,5 @@
 """The CPU, over what lies in DRAM: blocks of keys and values, or values of entries whose weights are known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 

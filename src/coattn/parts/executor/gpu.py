@@ -1,7 +1,5 @@
 """The GPU, over what lies in GPU memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from coattn.kernels.attend import attend

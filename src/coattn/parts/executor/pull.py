@@ -1,7 +1,5 @@
 """The GPU, over blocks in DRAM: read where they lie, or brought in through a small staging memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

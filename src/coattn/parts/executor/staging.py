@@ -1,7 +1,5 @@
 """Double-buffered GPU memory that blocks in DRAM pass through."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

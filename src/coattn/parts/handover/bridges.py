@@ -1,7 +1,5 @@
 """The bridge of steps on a GPU that are not captured."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a captured step asks of the CPU: to attend to blocks, or to add up weighted values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

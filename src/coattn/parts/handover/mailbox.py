@@ -1,7 +1,5 @@
 """A mailbox: mapped memory by which the kernels of a captured step give jobs to the CPU. Two flags for each job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The bridge of captured steps: the kernels of a CUDA graph post to mailboxes, which a C++ thread answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

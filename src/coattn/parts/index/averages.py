@@ -1,7 +1,5 @@
 """Moving averages of attention weights (HGCA's MAW, section 3.2.2): how much each entry of the window has weighed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

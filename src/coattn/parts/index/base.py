@@ -1,7 +1,5 @@
 """What an index is: what is remembered of stored tokens so that a rule can choose among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar

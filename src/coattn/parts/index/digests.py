@@ -1,7 +1,5 @@
 """Digests: a few numbers per block and KV head that say what a query could find in the block (Quest, section 3.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

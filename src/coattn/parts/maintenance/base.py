@@ -1,7 +1,5 @@
 """What maintenance is: what changes between steps about where things lie and what is attended there."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What queries weigh of stored keys, and where a sequence's keys are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """What a schedule is; and the two that start nothing before a layer's turn."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

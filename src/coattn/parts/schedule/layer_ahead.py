@@ -1,7 +1,5 @@
 """The CPU one layer ahead of the GPU (ScoutAttention, Algorithm 1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a selection rule is."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Quest: the blocks whose digests promise the most (Tang et al., 2024, section 3.3; ScoutAttention, section 3.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Everything that is stored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from coattn.parts.call import AttentionCall

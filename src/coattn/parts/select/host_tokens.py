@@ -1,7 +1,5 @@
 """Single tokens in DRAM, chosen per KV head by a score: what the rules share that let the GPU fetch them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """HGCA's rule: an entry is kept where its weight exceeds a share of what is usual for its head (section 3.2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

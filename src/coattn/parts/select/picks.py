@@ -1,7 +1,5 @@
 """The picks of a decode step: lists at fixed addresses, filled and renewed by kernels alone."""
 
-from __future__ import annotations
-
 import torch
 
 from coattn.cache.host_memory import host_memory

@@ -1,7 +1,5 @@
 """The smallest set of entries whose estimated weights hold a share of the mass (HCAttention, section 3.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

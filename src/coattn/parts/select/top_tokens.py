@@ -1,7 +1,5 @@
 """Single tokens, chosen per KV head by a score: what the rules of this kind share."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any

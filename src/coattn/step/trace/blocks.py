@@ -1,7 +1,5 @@
 """Where the blocks of a sequence lie, and which a step attended to: what the host knows without asking a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A step as files: a Chrome trace, which `chrome://tracing` and Perfetto open, and a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

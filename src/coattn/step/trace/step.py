@@ -1,7 +1,5 @@
 """What one decode step did when, and what it must move over each link."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Codebooks from a text: a model reads some of it, and the keys of each layer are clustered."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple

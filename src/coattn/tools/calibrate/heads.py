@@ -1,7 +1,5 @@
 """Retrieval heads by needle mass: how much of its attention a head gives to what is asked for, far away in a prompt."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What all calibrations have in common: a model reads texts under full attention, and a probe looks on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

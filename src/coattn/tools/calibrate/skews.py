@@ -1,7 +1,5 @@
 """InfiniGen's skew of every layer, from one forward pass over a text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who answers a conversation: an engine, whose method can be changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from dataclasses import replace
 

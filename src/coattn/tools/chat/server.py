@@ -1,7 +1,5 @@
 """Who answers a conversation: a server, over OpenAI's API. It keeps no messages; all are sent with each."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

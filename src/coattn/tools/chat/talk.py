@@ -1,7 +1,5 @@
 """The conversation: lines in, pieces of text out, and a few commands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read and asked: a real document with a fact in it, and a question about the fact."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Every method on the same document and question: read once, then answered from the same keys and values."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

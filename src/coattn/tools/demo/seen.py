@@ -4,8 +4,6 @@ Every cache has its own way to number blocks. What they all share is that a key 
 the rows that a step attends to, and the rows that a tier holds, are looked up among the keys of the document.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -1,7 +1,5 @@
 """How close the predictions under a method stay to those under full attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

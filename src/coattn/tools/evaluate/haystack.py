@@ -1,7 +1,5 @@
 """Prompts of an exact length: real text, a needle between its sentences, a question behind it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A needle in a haystack: depth x length, found or not (Kamradt, 2023)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

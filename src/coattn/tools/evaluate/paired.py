@@ -1,7 +1,5 @@
 """A method and full attention on the same windows in the same run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Perplexity of a text under a method."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Windows of text on the engine's steps: packed prefills, then decode steps of all windows together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self

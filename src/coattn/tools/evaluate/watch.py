@@ -1,7 +1,5 @@
 """What a method attends to beside what exact attention would have given for the same queries on the same history."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

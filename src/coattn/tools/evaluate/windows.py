@@ -1,7 +1,5 @@
 """Which parts of a text are evaluated: windows of equal length that start at several depths."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The bytes of any row with any settings, counted by the cache's own ledger on a device without memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

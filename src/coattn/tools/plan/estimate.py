@@ -5,8 +5,6 @@ times what steps on an H200 took more, and products over rates: a forecast, held
 docs/plan.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any

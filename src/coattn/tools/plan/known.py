@@ -1,7 +1,5 @@
 """Models and cards that plans know by name."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

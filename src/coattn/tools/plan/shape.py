@@ -1,7 +1,5 @@
 """A model as plans see it: heads, layers and bytes of weights, read out of its config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

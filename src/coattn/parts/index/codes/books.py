@@ -1,7 +1,5 @@
 """The codebooks of an index: from a file, or made from the first keys that are coded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Codes of keys (HCAttention, section 3.1): a key as a few small numbers, by which every query scores every token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

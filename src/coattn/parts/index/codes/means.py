@@ -1,7 +1,5 @@
 """The mean value of a sequence's full blocks: a running sum for each layer, slot and KV head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

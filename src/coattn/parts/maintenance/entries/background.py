@@ -1,7 +1,5 @@
 """Choices beside the steps: one thread makes them, one after another, and stands back behind everybody else."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """After a prompt or turn: all that lies in DRAM is weighed with its last queries, and chosen from afresh."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol

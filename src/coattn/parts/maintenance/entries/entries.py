@@ -5,8 +5,6 @@ GPU for a few steps more, in which those of its entries that the rule keeps are 
 attended in every step either there or here, never in both and never in none.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast

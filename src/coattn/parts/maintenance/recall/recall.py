@@ -3,8 +3,6 @@
 A block that becomes full comes into a place that is empty.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, cast
 
