@@ -16,7 +16,7 @@ from coattn._version import __version__
 from coattn.errors import CoattnError
 from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
-from coattn.serve.errors import BROKEN, ApiError, explain
+from coattn.serve.errors import ApiError, explain
 from coattn.serve.gate import Gate, local_hosts
 from coattn.serve.routes import page, state, text, tokens
 from coattn.serve.schema.chat import ChatRequest
@@ -64,10 +64,9 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
         _add(app, "POST", path, endpoint, {"requestBody": {"required": True, "content": content}})
     stored = "/v1/responses/{rest:path}"
     app.add_api_route(stored, text.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
-    app.add_exception_handler(ApiError, _told)
-    app.add_exception_handler(CoattnError, _explained)
+    for kind in (ApiError, CoattnError, Exception):
+        app.add_exception_handler(kind, _explained)
     app.add_exception_handler(HTTPException, _by_status)
-    app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(Gate, keys=settings.keys, hosts=local_hosts(settings.host))
     if settings.origins:  # outermost: a page must be able to read why it was refused
         app.add_middleware(
@@ -103,13 +102,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def _told(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
 async def _explained(_: Request, error: Exception) -> Response:
-    assert isinstance(error, CoattnError)
     return explain(error).response()
 
 
@@ -121,8 +114,3 @@ async def _by_status(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         said, code = f"{request.method[:20]} is not allowed at {path}.", "method_not_allowed"
     return ApiError(error.status_code, said, code=code, headers=dict(error.headers or {})).response()
-
-
-async def _unexpected(_: Request, __: Exception) -> Response:
-    """The log has the traceback; the client gets one sentence."""
-    return ApiError(500, BROKEN, code="internal_error").response()

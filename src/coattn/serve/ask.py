@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import MAX_SEED, SamplingParams
-from coattn.engine.store.keys import digest
 from coattn.serve.errors import invalid
 from coattn.serve.prompt import too_long
 from coattn.serve.schema.base import Sampling
@@ -67,11 +66,6 @@ def params(
         logprobs=None if top is None else min(top, llm.vocabulary),
         skip_special_tokens=not special,
     )
-
-
-def salt(body: Sampling, tenant: bytes) -> bytes:
-    """Who shares what is stored: requests of one key, and among them those of one `cache_salt`."""
-    return digest("tenant", tenant, body.cache_salt or "") if tenant or body.cache_salt else b""
 
 
 def _stops(body: Sampling) -> tuple[str, ...]:

@@ -40,9 +40,8 @@ async def read_raw(request: Request, settings: Settings) -> bytes:
     try:
         return await asyncio.wait_for(_bytes(request, settings.max_body), settings.body_timeout)
     except TimeoutError:
-        raise ApiError(
-            408, f"The body did not arrive within {settings.body_timeout:g} s.", code="body_timeout"
-        ) from None
+        said = f"The body did not arrive within {settings.body_timeout:g} s."
+        raise ApiError(408, said, code="body_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "The body was cut off.", code="body_cut_off") from None
 

@@ -90,11 +90,9 @@ class HttpCall:
         return await run(elsewhere.threads, self._read, elsewhere, order)
 
     def wake(self) -> None:
-        """There is something new."""
         self._news.set()
 
     def fail(self, error: ApiError) -> None:
-        """Ends the call with an error, whatever the engine is doing."""
         if self._error is None:
             self._error = error
             self._cancel()

@@ -48,12 +48,8 @@ class Context:
             return self.names[0]
         if asked not in self.names:
             known = ", ".join(self.names)
-            raise ApiError(
-                404,
-                f"The model {asked[:200]!r} is not served here. Use {known}.",
-                param="model",
-                code="model_not_found",
-            )
+            said = f"The model {asked[:200]!r} is not served here. Use {known}."
+            raise ApiError(404, said, param="model", code="model_not_found")
         return asked
 
     def close(self) -> None:

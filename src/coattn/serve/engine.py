@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.errors import CoattnError, EngineError
-from coattn.serve.errors import ApiError, unavailable
+from coattn.serve.errors import ApiError
 from coattn.step.trace.blocks import Seen
 from coattn.step.trace.step import StepTrace
 from coattn.types import Tier
@@ -21,7 +21,7 @@ from coattn.types import Tier
 log = logging.getLogger("coattn.serve")
 
 State = Literal["loading", "ready", "draining", "broken", "stopped"]
-LEAVING = unavailable("The server is shutting down.", "draining")
+LEAVING = ApiError(503, "The server is shutting down.", code="draining")
 FAILURES = 3
 """So many steps that fail one after another are a broken engine, and no longer the fault of their requests."""
 LAST_STEP_S = 5.0
@@ -100,7 +100,7 @@ class EngineThread:
     def ready(self) -> LLM:
         """The engine. Raises ApiError 503 when it takes no requests."""
         if self.state != "ready" or self._stalled or self.llm is None:
-            raise unavailable(self.reason if self.state != "ready" else "A step hangs.", self.condition)
+            raise ApiError(503, self.reason if self.state != "ready" else "A step hangs.", code=self.condition)
         return self.llm
 
     @property

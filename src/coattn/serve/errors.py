@@ -20,17 +20,18 @@ from coattn.errors import (
 )
 
 RETRY = {"Retry-After": "1"}
-BROKEN = "The server made a mistake. Its log says more."
-TYPES = {"bool", "dict", "float", "int", "list", "model", "str"}
+TYPES = {503: "service_unavailable", 504: "timeout_error"}
+"""What OpenAI's form calls errors of these statuses."""
+BRANCHES = {"bool", "dict", "float", "int", "list", "model", "str"}
 """Words that pydantic puts into a path for the branch of a union it tried."""
-
-
 KINDS = (
     (SessionBusyError, 409, "session_busy"),
     (BusyError, 503, "queue_full"),
     (TransferError, 503, "prefill_unavailable"),
+    (DeadlineError, 504, "deadline_exceeded"),
     (BudgetError, 400, "memory_budget_exceeded"),
-    ((ConfigError, InputError, UnsupportedError), 400, ""),
+    ((ConfigError, InputError, UnsupportedError), 400, None),
+    (CoattnError, 500, "engine_failure"),
 )
 """What the engine's errors are over HTTP; the first that fits."""
 
@@ -43,14 +44,14 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
-        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = RETRY if headers is None and status == 503 else headers or {}
+        self.kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
@@ -64,29 +65,21 @@ def invalid(param: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """Not now; later."""
-    return ApiError(503, message, kind="service_unavailable", code=code, headers=RETRY)
-
-
-def explain(error: CoattnError) -> ApiError:
-    """An error of the engine as a client should see it."""
-    message = f"{error.sentence} {error.hint}".strip()
-    if isinstance(error, DeadlineError):
-        return ApiError(504, message, kind="timeout_error", code="deadline_exceeded")
-    for kind, status, code in KINDS:
-        if isinstance(error, kind):
-            return unavailable(message, code) if status == 503 else ApiError(status, message, code=code or None)
-    return ApiError(500, message, code="engine_failure")
+def explain(error: Exception) -> ApiError:
+    """An error as a client should see it: of one that is neither ours nor the engine's, the log has more."""
+    if isinstance(error, CoattnError):
+        status, code = next((status, code) for kind, status, code in KINDS if isinstance(error, kind))
+        return ApiError(status, f"{error.sentence} {error.hint}".strip(), code=code)
+    said = "The server made a mistake. Its log says more."
+    return error if isinstance(error, ApiError) else ApiError(500, said, code="internal_error")
 
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return ApiError(
-            400, f"The body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}.", code="json_invalid"
-        )
+        said = f"The body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}."
+        return ApiError(400, said, code="json_invalid")
     steps = [str(step) for step in first["loc"] if isinstance(step, int) or _is_field(step)]
     param = ".".join(steps) or None
     said = first["msg"].removeprefix("Value error, ").rstrip(".")
@@ -94,4 +87,4 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 def _is_field(step: str) -> bool:
-    return step.isidentifier() and step not in TYPES and not step[:1].isupper()
+    return step.isidentifier() and step not in BRANCHES and not step[:1].isupper()

@@ -19,9 +19,7 @@ from coattn.serve.errors import ApiError
 from coattn.transfer.address import is_local
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/metrics"})
-"""Paths that need no key: probes and Prometheus have none."""
-PUBLIC_FOLDER = "/page/"
-"""The page's own files need none either."""
+"""Paths that need no key, beside the files of the page: probes and Prometheus have none."""
 TENANT = "coattn.tenant"
 """In a request's scope: whose it is, by the hash of the key."""
 log = logging.getLogger(__name__)
@@ -71,7 +69,7 @@ class Gate:
             if self._hosts and host not in self._hosts:
                 return ApiError(403, "This server answers to names of its own machine only.", code="host_not_allowed")
             return None
-        if path in PUBLIC or path.startswith(PUBLIC_FOLDER) or scope["method"] == "OPTIONS":
+        if path in PUBLIC or path.startswith("/page/") or scope["method"] == "OPTIONS":
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         raw = key.strip().encode("latin-1")  # as the headers were decoded
@@ -80,12 +78,8 @@ class Gate:
         if sum(hmac.compare_digest(found, each) for each in self._keys):
             scope[TENANT] = found
             return None
-        return ApiError(
-            401,
-            "The API key is missing or wrong. Send it as Authorization: Bearer KEY.",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        said = "The API key is missing or wrong. Send it as Authorization: Bearer KEY."
+        return ApiError(401, said, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def local_hosts(host: str) -> tuple[str, ...]:

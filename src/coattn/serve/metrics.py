@@ -93,26 +93,22 @@ class Metrics:
             for what, text, buckets in HISTOGRAMS
         }
 
-    def between(self, seconds: float) -> None:
-        """So long after the part before it, a part of a streamed answer came."""
-        self._observe("inter_token_latency_seconds", seconds)
-
     def done(self, output: RequestOutput) -> None:
         """A request has ended."""
         waited, first, total = output.waited_s, output.first_token_s, output.total_s
-        self._observe("request_prompt_tokens", output.prompt_tokens)
-        self._observe("request_generation_tokens", output.new_tokens)
-        self._observe("request_queue_time_seconds", waited)
-        self._observe("e2e_request_latency_seconds", total)
+        self.observe("request_prompt_tokens", output.prompt_tokens)
+        self.observe("request_generation_tokens", output.new_tokens)
+        self.observe("request_queue_time_seconds", waited)
+        self.observe("e2e_request_latency_seconds", total)
         if waited is None or first is None or total is None:
             return
-        self._observe("time_to_first_token_seconds", first)
-        self._observe("request_prefill_time_seconds", first - waited)
-        self._observe("request_decode_time_seconds", total - first)
+        self.observe("time_to_first_token_seconds", first)
+        self.observe("request_prefill_time_seconds", first - waited)
+        self.observe("request_decode_time_seconds", total - first)
         if output.new_tokens > 1:
-            self._observe("request_time_per_output_token_seconds", (total - first) / (output.new_tokens - 1))
+            self.observe("request_time_per_output_token_seconds", (total - first) / (output.new_tokens - 1))
 
-    def _observe(self, what: str, value: float | None) -> None:
+    def observe(self, what: str, value: float | None) -> None:
         if value is not None:
             self._histograms[what].labels(self._name()).observe(value)
 

@@ -11,7 +11,7 @@ from typing import Any
 from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import ApiError, invalid
-from coattn.serve.schema.chat import ChatRequest, Message, Tool, join_text
+from coattn.serve.schema.chat import ChatRequest, Function, Message, Tool, join_text
 from coattn.serve.schema.completion import TokenizeRequest
 from coattn.serve.tools.family import knows_tools, tell
 
@@ -71,19 +71,15 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
     found["content"] = "" if message.content is None else join_text(message.content, f"{param}.content")
     if message.tool_calls:
         found["tool_calls"] = [
-            {
-                "id": each.id,
-                "type": "function",
-                "function": {"name": each.function.name, "arguments": _arguments(each.function.arguments, param)},
-            }
+            {"id": each.id, "type": "function", "function": _called(each.function, param)}
             for each in message.tool_calls
         ]
     return found
 
 
-def _arguments(given: str | None, param: str) -> Any:
+def _called(function: Function, param: str) -> dict[str, Any]:
     try:
-        return json.loads(given) if given else {}
+        return {"name": function.name, "arguments": json.loads(function.arguments or "{}")}
     except (ValueError, RecursionError):
         raise invalid(f"{param}.tool_calls", f"{param}: the arguments of a tool call are not JSON.") from None
 

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coattn.engine.llm import LLM
+from coattn.engine.store.keys import digest
 from coattn.serve.answer.head import ChoiceAnswer
 from coattn.serve.answer.responses import ResponsesAnswer
-from coattn.serve.ask import salt
 from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context
 from coattn.serve.errors import ApiError
@@ -40,6 +40,7 @@ async def respond(
     """
     call = HttpCall(context.engine, wanted)
     streaming = False
+    tenant = request.scope.get(TENANT, b"")
     limits = [each for each in (body.timeout_s, context.settings.request_timeout) if each is not None]
 
     def full(llm: LLM) -> Order:
@@ -48,7 +49,8 @@ async def respond(
             streams=bool(body.stream),
             priority=body.priority or 0,
             timeout=min(limits, default=None),
-            salt=salt(body, request.scope.get(TENANT, b"")),
+            # requests of one key, and among them those of one cache_salt, share what is stored
+            salt=digest("tenant", tenant, body.cache_salt or "") if tenant or body.cache_salt else b"",
             session=body.session_id,
         )
 
@@ -84,7 +86,7 @@ async def _events(call: HttpCall, answer: Answer, context: Context) -> AsyncIter
                 data = answer.delta(index, delta)
                 now = time.perf_counter()
                 if index in told:
-                    context.metrics.between(now - told[index])
+                    context.metrics.observe("inter_token_latency_seconds", now - told[index])
                 told[index] = now
                 if delta.finish_reason is not None:
                     context.metrics.done(delta)

@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import request_response
 
 from coattn.serve.cluster.relay import REPLICA, Forwarded, LostError, Message, Relay, Stream
-from coattn.serve.errors import ApiError, unavailable
+from coattn.serve.errors import ApiError
 from coattn.serve.settings import Settings
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}], "session_id": "s"}).encode()
@@ -148,7 +148,7 @@ def test_other_errors_are_not_tried_again(status: int) -> None:
 
 
 @pytest.mark.parametrize(("error", "status", "code"), [
-    (unavailable("Too many.", "queue_full"), 503, "queue_full"),
+    (ApiError(503, "Too many.", code="queue_full"), 503, "queue_full"),
     (RuntimeError("boom"), 500, "internal_error"),
 ])  # fmt: skip
 def test_what_else_may_go_wrong(error: Exception, status: int, code: str) -> None:

@@ -17,7 +17,7 @@ from coattn.serve.cluster.affinity import rank
 from coattn.serve.cluster.options import Options
 from coattn.serve.cluster.relay import Forwarded, LostError, Relay, Stream
 from coattn.serve.cluster.server import Server
-from coattn.serve.errors import unavailable
+from coattn.serve.errors import ApiError
 from coattn.serve.gate import Gate, local_hosts
 from coattn.serve.settings import read_keys
 
@@ -90,7 +90,7 @@ class Front:
                 for message in messages:
                     yield message
         except (BackPressureError, DeploymentUnavailableError) as error:
-            raise unavailable("Too many requests wait for a replica.", "queue_full") from error
+            raise ApiError(503, "Too many requests wait for a replica.", code="queue_full") from error
         except RayTaskError:  # the replica lives and reports an error of its own
             raise
         except (RayError, ReplicaUnavailableError) as error:

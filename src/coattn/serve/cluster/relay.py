@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from coattn.serve.body import read_raw
 from coattn.serve.cluster.affinity import affinity
-from coattn.serve.errors import BROKEN, RETRY, ApiError
+from coattn.serve.errors import ApiError, explain
 from coattn.serve.gate import TENANT
 from coattn.serve.settings import Settings
 from coattn.serve.sse import DONE, event
@@ -47,7 +47,7 @@ class LostError(ApiError):
 
     def __init__(self) -> None:
         said = "The replica that answered was lost. Send the request again."
-        super().__init__(503, said, kind="service_unavailable", code="replica_lost", headers=RETRY)
+        super().__init__(503, said, code="replica_lost")
 
 
 class Relay:
@@ -113,10 +113,9 @@ async def _bodies(stream: Stream) -> AsyncIterator[bytes]:
 
 def _told(error: Exception) -> ApiError:
     """What the client is told; the log has more."""
-    if isinstance(error, ApiError):
-        return error
-    log.error("A request failed between the front and a replica.", exc_info=error)
-    return ApiError(500, BROKEN, code="internal_error")
+    if not isinstance(error, ApiError):
+        log.error("A request failed between the front and a replica.", exc_info=error)
+    return explain(error)
 
 
 def _forwarded(request: Request, raw: bytes) -> Forwarded:

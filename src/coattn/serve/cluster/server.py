@@ -80,7 +80,6 @@ class Server:
                 await work
 
     async def close(self) -> None:
-        """Ends what still runs, and the engine."""
         await self.engine.stop()
         self.app.state.context.close()
 

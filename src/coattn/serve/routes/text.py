@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from coattn.engine.llm import LLM
+from coattn.engine.prompts import split
 from coattn.serve import ask
 from coattn.serve.answer.chat import ChatAnswer
 from coattn.serve.answer.completion import CompletionAnswer
@@ -61,7 +62,7 @@ def preparing(body: ChatRequest, here: Context, choices: int, top: int | None) -
 async def completions(request: Request) -> Response:
     """Goes on with one prompt or several."""
     here, body, name = await asked(request, CompletionRequest)
-    prompts = split(body.prompt)
+    prompts: list[Any] = split(body.prompt)
     choices = ask.check_fields(body, here.settings, len(prompts))
     if body.best_of is not None and body.best_of != choices:
         raise invalid("best_of", "best_of must be n: answers are not ranked here.")
@@ -79,15 +80,6 @@ async def completions(request: Request) -> Response:
         return CompletionAnswer(llm, name, body, order, body.logprobs, ids=ids)
 
     return await respond(request, here, body, choices * len(prompts), make, build)
-
-
-def split(prompt: str | list[Any]) -> Sequence[str | list[int]]:
-    """A text, ids, or a list of either -> a list."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise invalid("prompt", "The prompt is empty.")
-    return [prompt] if isinstance(prompt[0], int) else prompt
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:

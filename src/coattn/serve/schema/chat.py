@@ -60,7 +60,6 @@ class Message(Body):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None
 
 
 class Tool(Body):

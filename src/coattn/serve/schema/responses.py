@@ -57,7 +57,6 @@ class Text(Body):
     """Of the answer's text."""
 
     format: Format | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponsesRequest(Shared):

@@ -126,7 +126,7 @@ def _calls(family: Family) -> Json:
 
 
 def tell(messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
-    """Jsons with nothing in them but roles and text, and the tools in the first."""
+    """Messages with nothing in them but roles and text, and the tools in the first."""
     found = [_told(message) for message in messages]
     if not tools:
         return found

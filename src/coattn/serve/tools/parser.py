@@ -138,11 +138,9 @@ class ResponseParser:
             self._say(("" if self._family is None else self._family.marker) + self._raw)
 
     def _begin(self, name: str) -> None:
-        given = {
-            "index": self.calls,
-            "id": new_id(None if self._family is None else self._family.id_length),
-            "type": "function",
-        }
+        length = None if self._family is None else self._family.id_length
+        word = "".join(secrets.choice(LETTERS) for _ in range(length or 24))
+        given = {"index": self.calls, "id": word if length else f"call_{word}", "type": "function"}
         self.calls += 1
         self._delta.setdefault("tool_calls", []).append({**given, "function": {"name": name, "arguments": ""}})
 
@@ -177,9 +175,3 @@ def message(reading: Reader, text: str) -> Json:
     for call in found.get("tool_calls", ()):
         del call["index"]  # which only deltas have
     return {"content": None if reading.calls else "", **found}
-
-
-def new_id(length: int | None) -> str:
-    """Of a call."""
-    word = "".join(secrets.choice(LETTERS) for _ in range(length or 24))
-    return word if length else f"call_{word}"

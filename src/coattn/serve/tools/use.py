@@ -115,9 +115,8 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
     special = special_tokens(tokenizer)
     reply = grammars.schema(body.response_format)
     if choice.tools and family is not None:
-        guide: Callable[[], Guide] | None = _tools_guide(
-            body, choice, llm, family, grammars, thinks=thinks, thinking=thinking
-        )
+        thoughts = {"thinks": thinks, "thinking": thinking}
+        guide: Callable[[], Guide] | None = _tools_guide(body, choice, llm, family, grammars, **thoughts)
     elif reply is not None and thinks:
         guide = grammars.lark(reply_grammar(reply, special, thinking=thinking), llm)
     else:
@@ -138,29 +137,25 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
 
 
 def _tools_guide(
-    body: ChatRequest,
-    choice: Choice,
-    llm: LLM,
-    family: Family,
-    grammars: Grammars,
-    loose: bool = False,
-    **thoughts: bool,
+    body: ChatRequest, choice: Choice, llm: LLM, family: Family, grammars: Grammars, **thoughts: bool
 ) -> Callable[[], Guide]:
-    """loose: as in `arguments`; tried where schemas cannot be used. thoughts: as in `tools_grammar`."""
+    """thoughts: as in `tools_grammar`."""
     if body.response_format is not None and body.response_format.type in ("regex", "grammar"):
         raise invalid("response_format", "Tools go with JSON or with text, not with a regex or a grammar.")
     grammars.check_size(json.dumps([each.function.parameters for each in choice.tools]), "tools", "schema")
-    tools = [(each.function.name, arguments(each, loose)) for each in choice.tools]
+    special, reply = special_tokens(llm.tokenizer), grammars.schema(body.response_format)
     must = {"required": choice.required, "parallel": choice.parallel, **thoughts}
-    reply = grammars.schema(body.response_format)
+
+    def guide(loose: bool) -> Callable[[], Guide]:
+        tools = [(each.function.name, arguments(each, loose)) for each in choice.tools]
+        return grammars.lark(tools_grammar(family, tools, special, reply=reply, **must), llm, "tools")
+
     try:
-        return grammars.lark(
-            tools_grammar(family, tools, special_tokens(llm.tokenizer), reply=reply, **must), llm, "tools"
-        )
-    except ApiError:
-        if loose or all(each.function.strict for each in choice.tools):
+        return guide(loose=False)
+    except ApiError:  # schemas that cannot be used
+        if all(each.function.strict for each in choice.tools):
             raise
-    return _tools_guide(body, choice, llm, family, grammars, loose=True, **thoughts)
+    return guide(loose=True)
 
 
 def arguments(tool: Tool, loose: bool) -> Json:
