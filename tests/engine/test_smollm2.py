@@ -66,12 +66,13 @@ def test_greedy_text_equals_transformers(method: str) -> None:
         assert report["mixed_steps"] > 0 or report["not_mixed"]
 
 
-def test_256_tokens_are_the_same_with_prompts_read_in_the_same_steps() -> None:
-    """One answer; other prompts join while it is made, so that every other step of its first hundred is mixed."""
-    ids = prompts()[0][:40]
-    expected = by_transformers(loaded().model, ids, 256)
+def test_a_long_answer_is_the_same_with_prompts_read_in_the_same_steps() -> None:
+    """Of 256 tokens, on a CPU of half as many; other prompts join while it is made, so that every other step of its
+    first hundred is mixed."""
+    ids, count = prompts()[0][:40], 128 if DEVICE.type == "cpu" else 256
+    expected = by_transformers(loaded().model, ids, count)
     with coattn.LLM(loaded(), "full", max_batch=3, max_length=640, chunk=16, reuse=False) as engine:
-        handle, others = engine.submit(ids, greedy(256)), []
+        handle, others = engine.submit(ids, greedy(count)), []
         while not handle.done:
             if len(others) < 4 and all(other.done for other in others):
                 others.append(engine.submit(prompts()[2][: 200 + len(others)], greedy(2)))

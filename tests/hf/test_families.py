@@ -86,6 +86,7 @@ def plain_logits(family: str, device: torch.device) -> tuple[torch.Tensor, torch
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_transformers(family: str, device: torch.device) -> None:
     """Under `attach`, and with a `coattn.Cache`: greedy text of left-padded prompts is identical; over three turns of
