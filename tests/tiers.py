@@ -17,7 +17,7 @@ from statistics import fmean
 
 import pytest
 
-QUICK_SECONDS, RUN_SECONDS = 0.8, 6.0
+QUICK_SECONDS, RUN_SECONDS = 0.5, 4.0
 SECONDS = Path(__file__).with_name("seconds.json")
 
 

@@ -172,10 +172,10 @@ def test_a_long_matrix_is_sampled_and_its_quick_cases_are_few(pytester: pytest.P
     )
     items = pytester.getitems(path.read_text())
     names = {function_of(item.nodeid).rpartition("::")[2]: function_of(item.nodeid) for item in items}
-    kept, left_out = split(items, {names["test_each"]: 0.6, names["test_long"]: 90.0, names["test_whole"]: 90.0})
+    kept, left_out = split(items, {names["test_each"]: 0.4, names["test_long"]: 90.0, names["test_whole"]: 90.0})
     assert len(kept) == 10 + 1 + 4 + 1
     assert len(left_out) == 10 + 1
-    assert sum("slow" not in item.keywords for item in kept) == 1 + 0 + 1, "one of each function is 0.8 s at most"
+    assert sum("slow" not in item.keywords for item in kept) == 1 + 0 + 1, "one of each function is 0.5 s at most"
     assert [item.name for item in kept if "test_long" in item.name] == ["test_long[1]"], "those marked slow go first"
 
 
@@ -186,6 +186,7 @@ def test_seconds_of_a_processor_are_measured(tmp_path: Path, monkeypatch: pytest
         process = subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
         process.stdout.readline()
     process.kill()
+    process.communicate()
     (line,) = (tmp_path / "taken").read_text().splitlines()
     assert 0.15 <= float(line.split()[0]) < 2, "of one that still runs, too"
     lines = ["2.000 tests/a.py::test_b[x y]\n", "1.000 tests/a.py::test_b[z]\n", "0.900 tests/a.py::test_short\n"]
