@@ -243,19 +243,16 @@ def test_a_failing_chunk_of_a_prompt_leaves_the_others_running(monkeypatch: pyte
         running = engine.submit(prompt(9), greedy(20, ignore_eos=True))
         engine.step()
         reading = engine.submit(prompt(100), greedy(5))
-        extend, calls = engine.engine.runner.extend, []
+        mix, calls = engine.engine.runner.mix, []
 
-        def fail(slot: int, tokens: Any, history: int, *rest: Any) -> Any:
-            calls.append(history)
-            if history:
+        def fail(chunks: Any, slots: Any, *rest: Any) -> Any:
+            """Together with those that decode, and after the first chunk."""
+            calls.extend([] if slots else [chunks[0].history])
+            if slots or chunks[0].history:
                 raise WorkerError("The workers are gone.")
-            return extend(slot, tokens, history, *rest)
+            return mix(chunks, slots, *rest)
 
-        def fail_together(chunks: Any, *_: Any) -> Any:
-            raise WorkerError(f"The workers are gone, with {len(chunks)} prompts.")
-
-        monkeypatch.setattr(engine.engine.runner, "extend", fail)
-        monkeypatch.setattr(engine.engine.runner, "mix", fail_together)
+        monkeypatch.setattr(engine.engine.runner, "mix", fail)
         assert reading.result().finish_reason == "error"
         assert calls == [0, 32]
         assert running.result().token_ids == want
