@@ -3,7 +3,8 @@
 # and every later Python (stable ABI). Needs no Docker: Zig brings a cross compiler (Clang) and the symbols of glibc 2.28,
 # Debian the headers of Python for both machines and an interpreter to ask. Runs on x86-64 Linux.
 # Usage: scripts/build_wheels.sh OUT [MACHINE]...     machines: x86_64 aarch64
-# Needs python3 with venv, cmake, ninja, curl, xz, dpkg-deb. What is fetched stays in build/wheels.
+# Needs python3 with venv, cmake, ninja, curl, xz, dpkg-deb. What is fetched stays in build/wheels. DEBIAN_MIRROR is where
+# Debian's packages are; left out, where apt gets them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${1:?Usage: scripts/build_wheels.sh OUT [MACHINE]...}"
@@ -21,15 +22,19 @@ if [ ! -e "$work/tools/.ready" ]; then
 fi
 tools=$("$work/tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep '/debian/$' | head -1 || true)}
+mirror=${mirror%/}
+[ -n "$mirror" ] || { echo "build_wheels: set DEBIAN_MIRROR to the address of an archive of Debian's packages." >&2; exit 2; }
+
 fetch() { # SUITE DEBIAN_MACHINE FOLDER PACKAGE...: unpacks packages of Debian
   local suite=$1 machine=$2 into=$3 index=$work/$1-$2.txt name path
   shift 3
   mkdir -p "$into"
-  [ -s "$index" ] || curl -fsS "https://deb.debian.org/debian/dists/$suite/main/binary-$machine/Packages.xz" | xz -dc |
+  [ -s "$index" ] || curl -fsS "$mirror/dists/$suite/main/binary-$machine/Packages.xz" | xz -dc |
     awk '$1 == "Package:" { name = $2 } $1 == "Filename:" { path = $2 } $1 == "SHA256:" { print name, path, $2 }' >"$index"
   for name in "$@"; do
     path=$(awk -v name="$name" '$1 == name { print $2, $3 }' "$index" | tail -1)
-    curl -fsS -o "$work/package.deb" "https://deb.debian.org/debian/${path% *}"
+    curl -fsS -o "$work/package.deb" "$mirror/${path% *}"
     echo "${path#* } $work/package.deb" | sha256sum --check --quiet
     dpkg-deb -x "$work/package.deb" "$into"
   done

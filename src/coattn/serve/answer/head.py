@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from coattn.serve.sse import DONE, event, sign_of_life
 Json = dict[str, Any]
 
 
-class ChoiceAnswer:
+class ChoiceAnswer(ABC):
     """Builds what chats and completions have in common: choices, whole or in chunks of a stream, and their usage."""
 
     prefix, kind, chunk_kind = "", "", ""
@@ -42,21 +43,21 @@ class ChoiceAnswer:
         self._progress = bool(body.return_progress)
         self._latest: dict[int, RequestOutput] = {}
 
+    @abstractmethod
     def _choice(self, index: int, output: RequestOutput) -> Json:
         """A whole answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _first(self, index: int) -> Json | None:
         """The choice of the chunk before the first piece of an answer, if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _part(self, index: int, delta: RequestOutput) -> Json | None:
         """The choice of a chunk with what is new; None where there is nothing to show."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _last(self, index: int, output: RequestOutput) -> Json:
         """The choice of the chunk that ends an answer."""
-        raise NotImplementedError
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         """The answer to a request that does not stream."""
