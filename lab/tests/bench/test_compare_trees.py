@@ -15,9 +15,13 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_trees.py"
 
 def test_a_tree_that_cannot_start_ends_the_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "result0.json").write_text("{}")  # of a run before
-    command = [sys.executable, str(SCRIPT), "nowhere", "nor here", str(tmp_path), "--turns", "2", "--", "--batch", "1"]
+    broken = tmp_path / "tree" / "lab" / "coattn_lab"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('this tree is broken')\n")
+    tree = str(tmp_path / "tree")
+    command = [sys.executable, str(SCRIPT), tree, tree, str(tmp_path), "--turns", "2", "--", "--batch", "1"]
     done = subprocess.run(command, env={"PYTHONPATH": ""}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"No row came of nowhere; see {tmp_path / 'log0'}.\n")
-    assert "No module named 'coattn_lab'" in (tmp_path / "log0").read_text()
+    assert (done.returncode, done.stderr) == (1, f"No row came of {tree}; see {tmp_path / 'log0'}.\n")
+    assert "this tree is broken" in (tmp_path / "log0").read_text()
     with pytest.raises(TimeoutError, match="the other tree"):
         runpy.run_path(str(SCRIPT))["Turns"](tmp_path, 1, time.time() + 60).wait()
