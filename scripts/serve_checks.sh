@@ -45,7 +45,7 @@ clients() { # OpenAI's Python client in two major versions, README's curl, and t
   start --max-length 1024
   for version in "openai>=2.8,<3" "openai>=3,<4"; do
     folder="$OUT/$(echo "$version" | tr -c 'a-z0-9\n' _)"
-    "$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder" "$version" httpx httpcore certifi
+    "$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder" "$version" httpx httpcore certifi distro jiter sniffio tqdm
     PYTHONPATH="$folder" "$PYTHON" scripts/serve_client.py "$URL"
   done
   command=$(sed -n 's/^`\(curl .*\)`$/\1/p' README.md)

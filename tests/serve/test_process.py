@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -91,15 +90,6 @@ def test_settings_under_which_nothing_can_be_answered_are_refused_at_the_start(f
         assert "ready" not in done.stderr
         assert "error: No prompt can be answered: a sequence of 128 tokens needs" in done.stderr
         assert "hint: Raise --host-kv by" in done.stderr
-
-
-def test_threads_that_wait_for_each_other_sleep(folder: Path) -> None:
-    command = [sys.executable, "-m", "coattn", "serve", "--model", str(folder), "--port", "0", "--method", "cpu"]
-    own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    for more, want in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE")):
-        env = {**own, "OMP_DISPLAY_ENV": "true", **more}
-        done = subprocess.run([*command, "--host-kv", "10KiB"], env=env, capture_output=True, text=True, check=False)
-        assert re.search(rf"OMP_WAIT_POLICY *= *'{want}'", done.stderr), done.stderr
 
 
 def test_positions_are_asked_for_before_weights(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +75,6 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
 
     With --role prefill there is no HTTP: this process reads prompts for processes with --role decode.
     """
-    # before PyTorch is imported: its threads would wait for each other by spinning, and where a machine has other work,
-    # too, that takes the core from the one that they wait for
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     part.check()
     chunk, host, keyless = options["chunk"], options["host"], options["no_key"]
     if part.role == "prefill":
