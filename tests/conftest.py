@@ -1,7 +1,8 @@
 """Shared by all tests: determinism, and a reason for what cannot run here."""
 
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -32,6 +33,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """A command that ran in this process leaves no level or handler behind, which another test would see."""
+    loggers = [logging.getLogger(name) for name in ("coattn", "coattn.serve", "coattn.serve.gate")]
+    before = [(each, each.level, list(each.handlers)) for each in loggers]
+    yield
+    for each, level, handlers in before:
+        each.setLevel(level)
+        each.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
