@@ -25,6 +25,15 @@ try:
     main(["plan", "Qwen3-8B", "--gpu", "24"])
 except SystemExit as end:
     assert not end.code
+from contextlib import redirect_stderr
+from io import StringIO
+for command in (["plan"], ["generate", "Hello", "--model"], ["chat", "--model"], ["serve", "--model"]):
+    with redirect_stderr(StringIO()) as said:
+        try:
+            main([*command, "refused"])
+        except SystemExit as end:
+            assert end.code == 2
+    assert "Models of family 'mamba' are not supported." in said.getvalue()
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 
 import coattn.hf, coattn.hf.query, coattn.engine.llm, coattn.hf.attach
@@ -35,15 +44,23 @@ assert "coattn_outside" not in sys.modules and "coattn.baselines.h2o" not in sys
 
 from coattn.method.table import METHODS
 assert "outside" in METHODS and "coattn_outside" in sys.modules
+try:
+    coattn.LLM("refused")
+except coattn.errors.UnsupportedError as error:
+    assert "'mamba'" in str(error)
+else:
+    raise AssertionError
 """
 OUTSIDE = "import coattn\nMETHODS = (coattn.Method('outside', 'gpu', 'everything'),)\n"
 
 
 def test_each_import_brings_what_it_needs_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch comes with the first model, a package's parts with the first row that is looked up; a Transformers newer
-    than those tested is said once."""
+    """PyTorch comes with the first model that runs, a package's parts with the first row that is looked up; a
+    Transformers newer than those tested is said once."""
     install(tmp_path, "coattn-outside", OUTSIDE, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(coattn.__file__).parents[1]}")
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused" / "config.json").write_text('{"model_type": "mamba"}')
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Transformers 5.99.1 is newer") == 1

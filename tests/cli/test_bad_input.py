@@ -243,7 +243,7 @@ def test_prompts_longer_than_the_positions_do_not_calibrate(folder: Path, tmp_pa
 def test_a_session_that_could_not_be_saved_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sessions").write_text("a file where the folder should be")
     monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
-    done = coattn("chat", "--session", "talk", "--model", "/nowhere", stdin="w1\n")
+    done = coattn("chat", "--session", "talk", "--model", "no/where", stdin="w1\n")
     assert_refused(done, "'talk' cannot be saved", "COATTN_CACHE")
 
 

@@ -44,13 +44,16 @@ def chat(engine: EngineOptions, max_length: Any, url: Any, session: Any, system:
     method, memory or the session; else the model is loaded here. /help lists the commands: files, other methods,
     statistics. If messages come from a pipe or a file, the exit code is 2 if one of them failed.
     """
-    from coattn.engine.sampling.params import SamplingParams
-    from coattn.tools.chat.talk import Talk
-
     given = [name for name in OF_ENGINE if is_given(name)]
     if url is not None and given:
         option = "set" if given[0] == "settings" else given[0].replace("_", "-")
         raise ConfigError(f"--{option} has no effect on the server at --url.", "Omit one of them.")
+    if given:
+        _ = engine.row  # refuse what cannot run before anything is imported
+
+    from coattn.engine.sampling.params import SamplingParams
+    from coattn.tools.chat.talk import Talk
+
     with notices() as answer:
         server = None if given else find_server(url, engine.progress)
         partner = server or open_partner(engine, max_length, session)
@@ -91,7 +94,6 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
         from coattn.engine.session_file import Sessions
 
         Sessions().check(session)  # refuse what cannot be saved before the model is loaded
-    _ = engine.row  # the same
 
     from coattn.engine.llm import LLM
     from coattn.tools.chat.partner import Partner

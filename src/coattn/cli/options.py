@@ -202,7 +202,12 @@ class EngineOptions:
 
     @cached_property
     def row(self) -> Method | None:
-        """The method; None: the engine chooses. Raises before a model is loaded if an option is wrong."""
+        """The method; None: the engine chooses. Raises before a model is loaded if an option or the model is wrong."""
+        from coattn.hf.models import CATALOG, resolve
+
+        if self.model not in CATALOG:
+            resolve(self.model)  # a folder that does not run is refused before PyTorch is imported
+
         from coattn.engine.method_choice import candidates
         from coattn.method.row import compose
         from coattn.method.table import find_method

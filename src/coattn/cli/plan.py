@@ -74,16 +74,14 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
         return
     if model is None:
         raise ConfigError("There is no model to plan for.", "Give one: coattn plan Qwen/Qwen3-32B --gpu rtx4090.")
-    from coattn.hf.families import refusal
+    from coattn.hf.families import check_config
     from coattn.tools.plan.estimate import METHODS, Machine, estimate, longest
     from coattn.tools.plan.shape import read_shape
 
     method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
     machine = Machine(*_machine(options), 1e9 * options["dram_speed"], 1.0 if share is None else share)
     name, config = known.find_config(model)
-    refused = refusal(config)
-    if refused is not None:
-        raise refused
+    check_config(config)
     shape = read_shape(name, config, options["dtype"])
     most = shape.positions or MOST_TOKENS
     asked = options["context"]

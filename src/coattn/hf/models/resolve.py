@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from coattn.errors import ModelError
 from coattn.hf.converted import Progress, silent
+from coattn.hf.families import check_config
 from coattn.hf.models.fetch import CATALOG, get_model
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -25,7 +26,8 @@ def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
     """The folder or GGUF file to load `name` from, or `name` itself when it is a hub name.
 
     A catalog name is fetched and converted first when missing (network, about a minute). An existing path is
-    checked to be a model folder. A catalog name wins over a folder of the same name: write `./smollm2` for
+    checked to be a model folder, and to hold a model that coattn runs: nothing is loaded for it, and PyTorch not
+    imported before its weights are looked at. A catalog name wins over a folder of the same name: write `./smollm2` for
     the folder.
     """
     text = str(name)
@@ -59,7 +61,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise unless `folder` holds a readable config, whole safetensors and a tokenizer.
+    """Raise unless `folder` holds the config of a model that coattn runs, whole safetensors and a tokenizer.
 
     Reads the config and the headers of the weights, not the weights: milliseconds.
     """
@@ -69,8 +71,7 @@ def check_folder(folder: Path) -> None:
         names = {path.name for path in folder.iterdir()}
         if "config.json" not in names:
             raise ModelError(f"The folder {folder} has no config.json, so it is not a model.", LAYOUT)
-        if not isinstance(_read_object(folder / "config.json").get("model_type"), str):
-            raise ModelError(f"{folder / 'config.json'} does not name a model_type.", LAYOUT)
+        check_config(read_config(folder / "config.json"))
         for shard in _shards(folder, names):
             with shard.open("rb"), safe_open(shard, "pt"):  # reads the header and compares it with the file's size
                 pass
@@ -102,6 +103,17 @@ def _shards(folder: Path, names: set[str]) -> list[Path]:
             "Save it as safetensors (`model.save_pretrained`) where you trust it, and use that folder.",
         )
     raise ModelError(f"The model folder {folder} has no weights in safetensors.", LAYOUT)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json. Raises ModelError if it is not one."""
+    found = _read_object(path)
+    if not isinstance(found.get("model_type"), str):
+        raise ModelError(f"{path} does not name a model_type.", LAYOUT)
+    for name, kind in (("text_config", dict), ("quantization_config", dict), ("layer_types", list)):
+        if not isinstance(found.get(name) or kind(), kind):
+            raise ModelError(f"{name} in {path} is {found[name]!r}, which no model has.", AGAIN)
+    return found
 
 
 def _read_object(path: Path) -> dict[str, Any]:

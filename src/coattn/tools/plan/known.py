@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
 from coattn.errors import ConfigError, ModelError, UnsupportedError
+from coattn.hf.models.resolve import HUB_NAME, read_config
 from coattn.units import parse_bytes
 
 GIB = 1 << 30
@@ -20,7 +22,6 @@ HBM_SHARE = 0.95
 """Of a vendor's figure, what a large read reaches: 4,640 of 4,800 GB/s on an H200, less on other cards."""
 LEAST_CAPABILITY = 80
 HUB_SECONDS = 5
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 UNKNOWN_CARD = {"hbm_gbps": 900.0, "pcie_gbps": 25.0, "tflops": 120.0}
 """Of a GPU that is given by its memory alone: about an RTX 4090."""
 SHAPES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct"}
@@ -105,9 +106,9 @@ def find_config(name: str) -> tuple[str, Mapping[str, Any]]:
     """
     path = Path(name).expanduser()
     for file in (path, path / "config.json"):
-        if file.is_file() and file.suffix == ".json":
-            return (path.name if file != path else path.parent.name or path.name), _read(file)
-    if path.is_dir():
+        if isfile(file) and file.suffix == ".json":
+            return (path.name if file != path else path.parent.name or path.name), read_config(file)
+    if isdir(path):
         raise ModelError(f"The folder {path} has no config.json.", "Give the folder of a model, or its hub name.")
     found = _known(name)
     if found is not None:
@@ -138,24 +139,16 @@ def _fetch(name: str) -> Mapping[str, Any]:
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
     hint = f"{close_to(name)}Give a folder, a config.json, a name on the hub, or one of `coattn plan --list`."
-    if not HUB_NAME.fullmatch(name):
+    if "/" not in name or not HUB_NAME.fullmatch(name):
         raise ModelError(f"There is no folder {name}, and no model of that name is known.", hint)
-    cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str):
-        return _read(Path(cached))
     try:
+        cached = try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return read_config(Path(cached))
         HfApi().model_info(name, timeout=HUB_SECONDS)
         file = hf_hub_download(name, "config.json", etag_timeout=HUB_SECONDS)
+    except ModelError:
+        raise
     except Exception as error:  # what the client raises differs between its releases
         raise ModelError(f"The config.json of {name} cannot be had: the hub does not answer with it.", hint) from error
-    return _read(Path(file))
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read as JSON: {error}.", "Copy or download it again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{file} holds no JSON object.", "Copy or download it again.")
-    return found
+    return read_config(Path(file))
