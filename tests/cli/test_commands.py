@@ -35,6 +35,35 @@ def test_doctor() -> None:
     assert "CPU attention" in coattn("doctor").stdout
 
 
+def test_doctor_of_a_model(tmp_path: Path) -> None:
+    found = run_json("doctor", "--model", "google/gemma-2-9b-it")
+    dtype = next(use["choice"] for use in found["uses"] if use["part"] == "numbers")
+    assert found["model"] == {
+        "name": "google/gemma-2-9b-it",
+        "family": "gemma2",
+        "runs": "yes",
+        "layers": 42,
+        "q_heads": 16,
+        "kv_heads": 8,
+        "head_dim": 256,
+        "positions": 8192,
+        "windows": "21 layers see 4096 tokens",
+        "kv_bytes_per_token": 2 * 8 * 256 * 42 * (4 if dtype == "float32" else 2),
+    }
+    assert {"attention of prompts", "attention of a decode step"} < {use["part"] for use in found["uses"]}
+    step = found["uses"][-1]
+    assert step["choice"] != "reference"
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    found = run_json("doctor", "--model", str(tmp_path))
+    assert found["model"] == {"name": tmp_path.name, "family": "qwen3_moe", "runs": "no"}
+    assert "'qwen3_moe' are not supported" in found["hints"][0]
+    assert "runs" in coattn("doctor", "--model", str(tmp_path)).stdout
+    odd = {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps(odd))
+    step = run_json("doctor", "--model", str(tmp_path))["uses"][-1]
+    assert step["choice"] == "Triton" or step["reason"] == "head size 12 is not a multiple of 8"
+
+
 def test_methods_lists_every_row_with_its_parts() -> None:
     rows = run_json("methods")["methods"]
     assert [row["name"] for row in rows] == list(METHODS)

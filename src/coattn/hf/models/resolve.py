@@ -25,10 +25,9 @@ AGAIN = "Copy or download the file again."
 def resolve(name: str | Path, *, on_progress: Progress = silent) -> Path | str:
     """The folder or GGUF file to load `name` from, or `name` itself when it is a hub name.
 
-    A catalog name is fetched and converted first when missing (network, about a minute). An existing path is
-    checked to be a model folder, and to hold a model that coattn runs: nothing is loaded for it, and PyTorch not
-    imported before its weights are looked at. A catalog name wins over a folder of the same name: write `./smollm2` for
-    the folder.
+    A catalog name is fetched and converted first when missing (network, about a minute). An existing path is checked to
+    be the folder of a model that coattn runs; PyTorch is not imported before its weights are looked at. A catalog name
+    wins over a folder of the same name: write `./smollm2` for the folder.
     """
     text = str(name)
     if not isinstance(name, Path) and text in CATALOG:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from coattn.engine.plan.kv import held
+from coattn.engine.plan.kv import MOST_BLOCKS, held
 from coattn.errors import ConfigError
 from coattn.method.row import compose
 from coattn.method.table import find_method
@@ -13,9 +13,6 @@ from coattn.tools.plan.estimate import Estimate, Machine, estimate
 from coattn.tools.plan.shape import ModelShape
 from coattn.types import LayerShape
 from coattn.units import ceil_div
-
-MOST_BLOCKS = 1 << 23
-"""A cache lists every block: seconds at this number."""
 
 
 def count(

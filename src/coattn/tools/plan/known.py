@@ -142,13 +142,10 @@ def _fetch(name: str) -> Mapping[str, Any]:
     if "/" not in name or not HUB_NAME.fullmatch(name):
         raise ModelError(f"There is no folder {name}, and no model of that name is known.", hint)
     try:
-        cached = try_to_load_from_cache(name, "config.json")
-        if isinstance(cached, str):
-            return read_config(Path(cached))
-        HfApi().model_info(name, timeout=HUB_SECONDS)
-        file = hf_hub_download(name, "config.json", etag_timeout=HUB_SECONDS)
-    except ModelError:
-        raise
+        file: Any = try_to_load_from_cache(name, "config.json")
+        if not isinstance(file, str):
+            HfApi().model_info(name, timeout=HUB_SECONDS)
+            file = hf_hub_download(name, "config.json", etag_timeout=HUB_SECONDS)
     except Exception as error:  # what the client raises differs between its releases
         raise ModelError(f"The config.json of {name} cannot be had: the hub does not answer with it.", hint) from error
     return read_config(Path(file))
