@@ -115,8 +115,12 @@ def test_generate_on_two_devices() -> None:
 
 
 def test_generate_streams_to_stdout_and_reports_on_stderr(smollm2: Path) -> None:
-    done = coattn("generate", "--max-new-tokens", "12", stdin="Say hello.")
+    done = coattn("generate", "--max-new-tokens", "2", stdin="Say hello.")
     assert done.returncode == 0, done.stderr
+    assert "The answer was cut off: it reached --max-new-tokens 2." in done.stderr
+    done = coattn("generate", "--max-new-tokens", "40", stdin="Say hello.")
+    assert done.returncode == 0, done.stderr
+    assert "cut off" not in done.stderr
     assert len(done.stdout.strip()) > 3
     assert "tokens/s" in done.stderr
     assert "KV at most" in done.stderr

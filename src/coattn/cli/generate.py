@@ -81,8 +81,10 @@ def generate(
     if as_json:
         print_json(summary)
         return
-    if result.finish_reason == "length" and len(result.token_ids) < (given["max_new_tokens"] or DEFAULT_NEW_TOKENS):
-        tell("The answer ended because it reached the model's context length.", "dim")
+    if result.finish_reason == "length":
+        most = given["max_new_tokens"] or DEFAULT_NEW_TOKENS
+        end = f"--max-new-tokens {most}" if len(result.token_ids) >= most else "the model's context length"
+        tell(f"The answer was cut off: it reached {end}.", "dim")
     tell(footer(summary), "dim")
 
 

@@ -194,5 +194,5 @@ function step(found) {
   if (parts) kv.push(`${bytes(found.bytes.dram)} in DRAM`);
   if (parts && gpu) kv.push(`${bytes(found.bytes.pcie)} over PCIe`);
   canvas.setAttribute("aria-label", `${found.ms.toFixed(2)} ms${shares}`);
-  at("numbers").textContent = `${found.ms.toFixed(2)} ms for ${found.sequences} ${one}${shares}. Read of the KV cache: ${kv.join(", ")}; of the model's weights: ${bytes(found.weight_bytes)}.`;
+  at("numbers").textContent = `${found.ms.toFixed(2)} ms for ${found.sequences} ${one}${shares}. Read of this memory: ${kv.join(", ")}; of the model's weights: ${bytes(found.weight_bytes)}.`;
 }
