@@ -33,7 +33,7 @@ for command in (["plan"], ["generate", "Hello", "--model"], ["chat", "--model"],
             main([*command, "refused"])
         except SystemExit as end:
             assert end.code == 2
-    assert "Models of family 'mamba' are not supported." in said.getvalue()
+    assert "Models of family 'mamba' have layers with a state" in said.getvalue()
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 
 import coattn.hf, coattn.hf.query, coattn.engine.llm, coattn.hf.attach
@@ -60,7 +60,7 @@ def test_each_import_brings_what_it_needs_and_changes_nothing(tmp_path: Path, mo
     install(tmp_path, "coattn-outside", OUTSIDE, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(coattn.__file__).parents[1]}")
     (tmp_path / "refused").mkdir()
-    (tmp_path / "refused" / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "refused" / "config.json").write_text('{"model_type": "mamba", "state_size": 16}')
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Transformers 5.99.1 is newer") == 1

@@ -53,10 +53,10 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     assert {"attention of prompts", "attention of a decode step"} < {use["part"] for use in found["uses"]}
     step = found["uses"][-1]
     assert step["choice"] != "reference"
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
     found = run_json("doctor", "--model", str(tmp_path))
-    assert found["model"] == {"name": tmp_path.name, "family": "qwen3_moe", "runs": "no"}
-    assert "'qwen3_moe' are not supported" in found["hints"][0]
+    assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}
+    assert "'gpt_oss' have attention sinks" in found["hints"][0]
     assert "runs" in coattn("doctor", "--model", str(tmp_path)).stdout
     odd = {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps(odd))

@@ -21,7 +21,6 @@ GEMMA_3 = {
     "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "hidden_size": 48},
 }
 """A model of texts and images around one of texts: its config says nothing of attention, what it wraps does."""
-MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 2, "vocab_size": 160}
 
 
 def planned(*arguments: str) -> dict[str, Any]:
@@ -113,13 +112,13 @@ AWQ = {
     ("config", "said"),
     [
         (GEMMA_3, ("Checkpoints of family 'gemma3' hold a language model ('gemma3_text')",)),
-        (MOE, ("family 'qwen3_moe' are not supported", "Supported: ")),
+        ({"model_type": "gpt_oss"}, ("family 'gpt_oss' have attention sinks", "docs/families.md lists")),
         (AWQ, ("quantised by 'awq', which takes the package gptqmodel", "Choose the checkpoint in bfloat16")),
         ({**AWQ, "quantization_config": {"quant_method": "mxfp4"}}, ("quantised by 'mxfp4'", "bfloat16")),
-        ({**AWQ, "layer_types": ["linear_attention"] * 2}, ("Layer 0 has attention of type 'linear_attention'",)),
+        ({**AWQ, "layer_types": ["linear_attention"] * 2}, ("family 'qwen2' have layers with a state",)),
         ({"model_type": "qwen2", "num_attention_heads": 0}, ("lacks a model's dimensions", "config.json")),
     ],
-    ids=["gemma3", "qwen3_moe", "awq", "mxfp4", "linear", "broken"],
+    ids=["gemma3", "gpt_oss", "awq", "mxfp4", "linear", "broken"],
 )
 def test_what_does_not_run_is_refused_by_its_config(
     config: dict[str, object], said: tuple[str, ...], tmp_path: Path
@@ -130,8 +129,7 @@ def test_what_does_not_run_is_refused_by_its_config(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("openai/gpt-oss-20b", "Models of family 'gpt_oss' are not supported"),
-        ("Qwen/Qwen3-30B-A3B", "Models of family 'qwen3_moe' are not supported"),
+        ("openai/gpt-oss-20b", "Models of family 'gpt_oss' have attention sinks"),
         ("deepseek-ai/DeepSeek-V3", "compress keys and values (MLA)"),
         ("google/gemma-3-12b-it", "hold a language model ('gemma3_text')"),
         ("Qwen2.5-32B-Instruct-AWQ", "quantised by 'awq', which takes the package gptqmodel"),

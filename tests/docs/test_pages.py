@@ -55,13 +55,9 @@ def test_dependencies_are_those_of_the_project() -> None:
     assert listed == dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in wanted)  # type: ignore[union-attr]
 
 
-def test_families_are_all_named() -> None:
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "models.md").read_text()
-    listed = re.findall(
-        r"^\| `(?!model_type)(\w+)` \| ([^|]+) \|", page.split("## Families")[1].split("## Weights")[0], re.M
-    )
-    assert dict(listed) == FAMILIES
-    assert all(name in readme for name in FAMILIES.values())
+def test_families_are_counted() -> None:
+    for page in ("README.md", "docs/models.md", "docs/faq.md"):
+        assert re.search(rf"\b{len(FAMILIES)} (families|are tested)", (ROOT / page).read_text()), page
 
 
 def test_forms_of_weights_are_those_of_the_code() -> None:
@@ -84,7 +80,7 @@ def test_the_options_in_the_pages_exist() -> None:
             assert asked <= known or command is groups[program], f"{page.name}: {line}"
 
 
-NOT_READ = ("reference/", "log/", "glossary.md")
+NOT_READ = ("reference/", "log/", "glossary.md", "families.md")
 """Pages that are generated, history, or looked things up in."""
 
 

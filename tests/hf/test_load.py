@@ -123,7 +123,7 @@ def scramble(folder: Path) -> None:
 
 BROKEN: dict[str, Callable[[Path], object]] = {
     "does not know the model type": edit_config(model_type="xyzzy"),
-    "family 't5'": edit_config(model_type="t5"),
+    "'t5' is an encoder with a decoder": edit_config(model_type="t5", is_encoder_decoder=True),
     "family 'gemma3' hold a language model": edit_config(model_type="gemma3", text_config={"num_hidden_layers": 1}),
     "family 'mistral3' hold a language model": edit_config(model_type="mistral3"),
     "needs code of its own": edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}),
@@ -172,7 +172,7 @@ def refuse_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"model_type": "qwen3_moe"}, UnsupportedError, "family 'qwen3_moe'"),
+        ({"model_type": "gpt_oss"}, UnsupportedError, "family 'gpt_oss'"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, UnsupportedError, "quantised by 'mxfp4'"),
         ({"max_position_embeddings": 40}, ConfigError, "max_length is 64, but .* has 40 positions"),
         ({}, BudgetError, r"The weights of .* in float32 need .* KiB of memory, but only 1\.0 KiB is free"),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coattn.hf.architectures import attention_modules, describe_layers, layers_of
+from coattn.errors import UnsupportedError
+from coattn.hf.architectures import TURNED, attention_modules, describe_layers, layers_of
 from coattn.hf.attention import ModelUser, pack
 from coattn.hf.query import norm_of, query_of, rope_of, scale_of
 
@@ -22,6 +23,12 @@ class Ahead:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        if model.config.model_type not in TURNED:
+            raise UnsupportedError(
+                f"How models of family {model.config.model_type!r} make their queries is not known, and this method "
+                "predicts queries one layer ahead.",
+                "Choose a method that does not, such as cpu or auto.",
+            )
         self.model, self.shapes = model, describe_layers(model)
         self.modules = attention_modules(model)
         self.layers = layers_of(model)

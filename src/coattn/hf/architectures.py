@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from transformers import PreTrainedModel as PreTrainedModel
 
 from coattn.errors import UnsupportedError
-from coattn.hf.families import refuse_family
+from coattn.hf.families import note_family, refuse_family
+from coattn.hf.probe import look_at
 from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.kernels.card import check_card
 from coattn.types import LayerShape, Rope
 
 INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""
-PROJECTIONS = ("q_proj", "qkv_proj", "query_key_value")
-"""What makes queries in an attention module, by name."""
+TURNED = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "gpt_neox", "opt"),
+    *INTERLEAVED,
+)
+"""Families whose queries and rotations are understood."""
 
 
 def check_family(model: PreTrainedModel) -> None:
@@ -36,6 +38,8 @@ def check_family(model: PreTrainedModel) -> None:
         )
     if getattr(model.config, "is_causal", True) is False:
         raise UnsupportedError("The model's config sets is_causal to false.", "Use a causal model.")
+    look_at(model)
+    note_family(str(model.config.model_type))
 
 
 def check_inference(model: PreTrainedModel) -> None:
@@ -48,36 +52,21 @@ def check_inference(model: PreTrainedModel) -> None:
 
 def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The attention module of each layer, in order."""
-    found = {}
-    for module in model.get_decoder().modules():
-        # attention modules are those that know their layer and have a projection; decoder layers may know it as well
-        if hasattr(module, "layer_idx") and hasattr(module, "config") and any(hasattr(module, n) for n in PROJECTIONS):
-            found[int(module.layer_idx)] = module
-    layers = int(model.config.num_hidden_layers)
-    if sorted(found) != list(range(layers)):
-        raise UnsupportedError(
-            f"{type(model).__name__} has {layers} layers, but attention was found in {len(found)} of them.",
-            "Models that mix attention with other layers are not supported.",
-        )
-    return [found[i] for i in range(layers)]
+    decoder = model.get_decoder()
+    return [decoder.get_submodule(each.name) for each in look_at(model)]
 
 
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The decoder's layers, in order: those that the attention modules belong to."""
-    parents = {child: layer for layer in model.get_decoder().modules() for child in layer.children()}
-    return [parents[module] for module in attention_modules(model)]
+    decoder = model.get_decoder()
+    return [decoder.get_submodule(each.layer) for each in look_at(model)]
 
 
 def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
     """Shape, window, soft-cap, dtype and device of each layer's attention."""
-    config = model.config
-    q_heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or q_heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // q_heads)
-    softcap = getattr(config, "attn_logit_softcapping", None)
     embeddings, dtype = model.get_input_embeddings(), activation_dtype(model)
     shapes = []
-    for i, module in enumerate(attention_modules(model)):
+    for i, (seen, module) in enumerate(zip(look_at(model), attention_modules(model), strict=True)):
         weight = first_of(module)
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if device is None:
@@ -85,13 +74,13 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
         check_card(torch.device(device))
         shapes.append(
             LayerShape(
-                q_heads,
-                kv_heads,
-                head_dim,
+                seen.q_heads,
+                seen.kv_heads,
+                seen.head_dim,
                 dtype,
                 torch.device(device),
-                _sliding_window(config, i),
-                float(softcap) if softcap is not None else None,
+                seen.sliding_window,
+                seen.softcap,
                 None if weight is None else _mark(weight),
                 _rope(model, i),
             )
@@ -115,6 +104,8 @@ def _rope(model: PreTrainedModel, layer: int) -> Rope | None:
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
     if rotary is None:
         return None
+    if model.config.model_type not in TURNED:
+        return Rope(())
     kind, how = "", rotary.rope_type
     if isinstance(how, dict):  # each kind of layer its own (Gemma 3)
         kind = model.config.layer_types[layer] + "_"
@@ -132,12 +123,3 @@ def _mark(weight: torch.Tensor) -> float | None:
         return None
     weight = getattr(weight, "on_host", weight)  # of a layer whose turn on the GPU may not have come
     return float(weight.detach().flatten()[:4096].float().norm())
-
-
-def _sliding_window(config: Any, layer: int) -> int | None:
-    """Tokens that a layer looks back, itself included, or None."""
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if kinds is not None and kinds[layer] == "full_attention":
-        return None
-    return None if window is None else int(window)

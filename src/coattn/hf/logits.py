@@ -19,8 +19,9 @@ def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     By the model's own forward call, which scales and caps them as its family does, over a decoder that returns
     `hidden`. Only tensors are computed, so that it can be captured.
     """
-    # the class of mixtures has every field that any family's forward call looks for
-    found = MoeModelOutputWithPast(last_hidden_state=cast("Any", hidden[None]))
+    # with this one field more, the class of mixtures has all that any family's forward call looks for
+    found: Any = MoeModelOutputWithPast(last_hidden_state=cast("Any", hidden[None]))
+    found.cross_attentions = None
     copy = _stand_in(model, model.get_decoder(), lambda *_, **__: found)
     return cast("Tensor", type(model).forward(copy, return_dict=True).logits[0]).float()
 

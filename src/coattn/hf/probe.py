@@ -1,0 +1,167 @@
+"""What a model's attention is: its decoder is called without weights, and what it hands to attention is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from coattn.errors import CoattnError, UnsupportedError, one_line
+from coattn.hf.refusals import quiet
+
+NAME, TOKENS = "coattn_probe", 2
+PASSED = {"position_ids", "use_cache", "output_attentions", "is_causal", "sliding_window", "softcap"}
+"""Options of attention functions that are followed or change nothing."""
+HINT = "Choose a model of another family; docs/families.md lists those that were tested."
+KEPT = 64
+"""Configs whose attention is remembered."""
+_running = Lock()
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one layer."""
+
+    name: str
+    """Of its module in the decoder."""
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+
+    @property
+    def layer(self) -> str:
+        """Of the decoder layer's module: the member of a list that the attention is in."""
+        names = self.name.split(".")
+        return ".".join(names[: 1 + next((i for i, name in enumerate(names) if name.isdigit()), len(names))])
+
+
+def look_at(model: PreTrainedModel) -> tuple[Attention, ...]:
+    """The attention of each layer of a model, on whatever device its weights are. Takes up to a second, once a config.
+
+    Raises UnsupportedError for attention that coattn cannot compute.
+    """
+    decoder: Any = model.get_decoder()
+    kind: Any = type(decoder)
+    return _look(kind, Given(copy.deepcopy(decoder.config)))
+
+
+class Given:
+    """A config, equal to others that say the same."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.text = json.dumps({**config.to_dict(), "name_or_path": None}, sort_keys=True, default=str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@lru_cache(KEPT)
+def _look(kind: Callable[[Any], nn.Module], given: Given) -> tuple[Attention, ...]:
+    family, config = str(given.config.model_type), given.config
+    config._attn_implementation_internal, config._experts_implementation = "eager", "batched_mm"
+    seen: list[Attention] = []
+    names: dict[nn.Module, str] = {}
+    windows: dict[int, tuple[Any, Any]] = {}
+    masks: list[Tensor] = []
+
+    def mask(q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **_: Any) -> Tensor:
+        masks.append(torch.empty(1, 1, q_length, kv_length, device="meta"))
+        windows[id(masks[-1])] = mask_function, local_size
+        return masks[-1]
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: Any = None, **options: Any
+    ) -> tuple[Tensor, None]:
+        layer, (_, q_heads, _, head_dim) = len(seen), query.shape
+        said = f"Layer {layer} of family {family!r}"
+        options.pop("dropout", None)
+        if options.get("s_aux") is not None:
+            raise UnsupportedError(f"{said} has attention sinks, which coattn does not run yet.", HINT)
+        unknown = sorted(name for name, value in options.items() if value is not None and name not in PASSED)
+        if unknown:
+            raise UnsupportedError(f"{said} attends with {unknown[0]}, which coattn does not know.", HINT)
+        if getattr(module, "layer_idx", None) != layer or module not in names:
+            raise UnsupportedError(f"{said} attends twice, or another one in its turn.", HINT)
+        if value.shape != key.shape or key.shape[-1] != head_dim or q_heads % key.shape[1]:
+            shapes = ", ".join(str(list(x.shape[1:])) for x in (query, key, value))
+            raise UnsupportedError(f"{said} has queries, keys and values {shapes}, which do not fit together.", HINT)
+        window = _window(*windows.get(id(attention_mask), (None, None)))
+        if window is None and getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None):
+            window = 0  # only the family's own cache would forget
+        if window == 0 or options.get("sliding_window", window or None) != window:
+            raise UnsupportedError(f"{said} attends under a mask that is neither causal nor a sliding window.", HINT)
+        cap = options.get("softcap")
+        scale = head_dim**-0.5 if scaling is None else float(scaling)
+        seen.append(Attention(names[module], q_heads, key.shape[1], head_dim, scale, window, cap and float(cap)))
+        return query.transpose(1, 2), None
+
+    try:
+        with quiet(), torch.device("meta"), torch.no_grad(), _registered(attend, mask):
+            decoder: Any = kind(config).eval()
+            names |= {module: name for name, module in decoder.named_modules()}
+            for each in [getattr(module, "config", config) for module in names]:
+                each._attn_implementation_internal = NAME
+            ids = torch.zeros(1, TOKENS, dtype=torch.long)
+            decoder(input_ids=ids, attention_mask=ids + 1, position_ids=ids, use_cache=False)
+    except CoattnError:
+        raise
+    except Exception as error:
+        said = f"Models of family {family!r} do not show their attention in a call without weights: {one_line(error)}."
+        raise UnsupportedError(said, HINT) from error
+    layers = getattr(config, "num_hidden_layers", len(seen))
+    if not seen or len(seen) != layers:
+        raise UnsupportedError(
+            f"Models of family {family!r} attend through Transformers' interface in {len(seen)} of {layers} layers.",
+            "Models that mix attention with other layers, or compute it by themselves, are not supported.",
+        )
+    return tuple(seen)
+
+
+def _window(allowed: Any, size: int | None) -> int | None:
+    """Tokens that a mask lets a query look back; None: all; 0: it is neither causal nor a sliding window.
+
+    allowed: says of the numbers of a sequence, a head, a query and a key whether they meet.
+    """
+
+    def meets(query: int, key: int) -> bool:
+        return bool(allowed(*map(torch.tensor, (0, 0, query, key))))
+
+    with torch.device("cpu"):
+        if allowed is None:
+            return 0
+        if size is None:
+            return None if meets(9, 0) and meets(9, 9) and not meets(9, 10) else 0
+        at = 2 * size + 1
+        sees = [meets(at, key) for key in (at - size, at - size + 1, at, at + 1)]
+        return size if sees == [False, True, True, False] else 0
+
+
+@contextmanager
+def _registered(attend: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
+    """Transformers knows an attention of this name inside the block; one block at a time."""
+    with _running:
+        ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask)
+        try:
+            yield
+        finally:
+            for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+                type(functions)._global_mapping.pop(NAME, None)
