@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +45,17 @@ def _log_levels() -> Iterator[None]:
     for each, level, handlers in before:
         each.setLevel(level)
         each.handlers[:] = handlers
+
+
+@pytest.fixture(scope="session")
+def _sketches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sketches")
+
+
+@pytest.fixture(autouse=True)
+def _measured(_sketches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What engines measure of models in tests is no user's."""
+    monkeypatch.setattr("coattn.hf.sketches.folder", lambda: _sketches)
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

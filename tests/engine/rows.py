@@ -6,7 +6,6 @@ from tests.methods.test_matrix import SMALL, SMALL_CACHE
 
 from coattn.method.registry import PARTS
 from coattn.method.table import METHODS
-from coattn.part import MOST
 
 BLOCK = 8
 
@@ -27,10 +26,9 @@ def options(name: str) -> dict[str, Any]:
 
 
 def shares(name: str) -> bool:
-    """Whether requests share what is stored: it is all there, as it was, and is known without a prompt's queries."""
+    """Whether requests share what is stored: it is all there, as it was, whoever it is of."""
     row = METHODS[name]
-    observed = PARTS["maintenance"][row.maintenance].observed_queries  # type: ignore[attr-defined]
-    return resumes(name) and row.cache not in ("recent", "values") and observed < MOST
+    return resumes(name) and row.cache not in ("recent", "values") and not PARTS["index"][row.index].by_sequence  # type: ignore[attr-defined]
 
 
 def resumes(name: str) -> bool:

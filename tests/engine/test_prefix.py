@@ -11,7 +11,8 @@ from tests.engine.small import UNIT, greedy, in_order, prompt, small, tokenizer
 import coattn
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.hf.architectures import describe_layers
-from coattn.kernels.quantise.skew import SkewOrigin, save
+from coattn.kernels.quantise.layer_file import TextOrigin
+from coattn.kernels.quantise.skew import SKEWS
 from coattn.method.table import METHODS
 from coattn.tools.calibrate.skews import read_skews
 
@@ -52,7 +53,7 @@ def test_with_a_skew_of_its_own_infinigen_shares(tmp_path: Path) -> None:
     model, path = small(), tmp_path / "skew"
     found = read_skews(model, torch.arange(60) % 250)
     marks = tuple(shape.mark for shape in describe_layers(model))
-    save(path, dict(enumerate(each for each, _ in found)), SkewOrigin("small", "t", "0", 60, marks))
+    SKEWS.save(path, dict(enumerate(each for each, _ in found)), TextOrigin("small", "t", "0", 60, marks))
     same_answers("infinigen", True, skew=str(path))
 
 
@@ -95,20 +96,6 @@ def test_requests_at_the_same_time_share(method: str, chunk: int) -> None:
         assert first == 0
         assert others == [whole, whole, 48]
         assert llm.report()["prefill_tokens"] <= 120 + 2 * (120 - whole) + 140 - 48
-        in_order(llm)
-
-
-def test_what_is_coded_for_one_sequence_is_in_one_at_a_time() -> None:
-    """Codes of a block hang on the sequence: others of the same text read it, until it is nobody's."""
-    ids, params = prompt(120, seed=2), greedy(NEW, ignore_eos=True)
-    with engine("pqcache", reuse=False) as llm:
-        (want,) = llm.generate(ids, params)
-    with engine("pqcache") as llm:
-        found = llm.generate([ids] * 3, params)
-        assert [each.cached_tokens for each in found] == [0] * 3
-        again = llm.generate([ids] * 2, params)
-        assert [each.cached_tokens for each in again] == [112, 0]
-        assert {each.token_ids for each in found + again} == {want.token_ids}
         in_order(llm)
 
 
@@ -189,7 +176,7 @@ def test_rows_that_cannot_share_say_why() -> None:
     for method, more, word in (
         ("streaming", {}, "gone"),
         ("hcattention", {}, "codes"),
-        ("auto", {}, "queries"),
+        ("pqcache", {}, "in its own way"),
         ("h2o", {}, "not in its blocks"),
         ("tova", {}, "not in its blocks"),
         ("infinigen", {}, "not in its blocks"),

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from coattn.errors import ConfigError
 from coattn.kernels.append import whole_blocks
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
-from coattn.kernels.quantise.sketch import unpack
+from coattn.kernels.quantise.layer_file import TextOrigin
+from coattn.kernels.quantise.sketch import SPREADS, Spread, fit, spread_of, unpack
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
@@ -28,8 +31,8 @@ GROUP = HEADS // KV_HEADS
 class World:
     """Two layers; every key and value they were given is known."""
 
-    def __init__(self, seqs: int = 2, tokens: int | None = 256, **params: Any) -> None:
-        shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+    def __init__(self, seqs: int = 2, tokens: int | None = 256, shape: LayerShape | None = None, **params: Any) -> None:
+        shape = shape or LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
         own = {"block": BLOCK, "window_blocks": WINDOW, "pool_share": 0.125}
         composed = compose(METHODS["auto"], **{**own, **params})
         self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, tokens)
@@ -122,7 +125,7 @@ class World:
             for x, y in zip(given, self.stored(slot, layer), strict=True)
         )
         ids = cache.host.table.owned[slot][: edge // BLOCK]
-        table, outs, attended = index.tables[layer][slot], [], 0
+        table, outs, attended = index.tables[layer], [], 0
         planes = unpack(index.memory[layer][torch.tensor(ids)]).transpose(1, 2).flatten(0, 1)  # [n, kv_heads, planes]
         full = self.lengths[slot] // BLOCK * BLOCK
         for head in range(KV_HEADS):
@@ -284,23 +287,69 @@ def test_quality_one_is_exact(pool_dtype: str | None) -> None:
         torch.testing.assert_close(got[layer][0], want, atol=1e-5, rtol=1e-5)
 
 
-def test_a_sequence_that_doubles_is_fitted_again_and_a_new_one_too() -> None:
+def begin_again(world: World, tokens: int) -> None:
+    """Another sequence comes into the slot of the first."""
+    world.runtime.truncate(0, world.lengths[0], 0)
+    world.lengths, world.kv[0] = [0], [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
+    world.step(tokens)
+
+
+def test_tables_are_made_once_and_again_from_a_sequence_twice_as_long() -> None:
     world = World(seqs=1)
     world.step(10)
     world.step(1)
-    assert world.sketch.fitted == {}  # nothing lies in DRAM alone
-    while not world.sketch.fitted:
+    sketch = world.sketch
+    assert sketch.filled == {}  # nothing lies in DRAM alone
+    while not sketch.filled:
         world.step(1)
-    first = dict(world.sketch.fitted)
-    while world.sketch.fitted == first:
-        world.step(1)
-    assert world.sketch.fitted[0] == 2 * first[0]
-    world.runtime.truncate(0, world.lengths[0], 0)
-    world.lengths, world.kv[0] = [0], [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
-    world.step(40)
-    assert world.sketch.fitted == {}
+    (_, blocks), seen = sketch.filled[0], sketch.seen_tokens
+    assert (sketch.made, seen) == (1, blocks * BLOCK)
+    of = sketch.tables[0].of.clone()
+    begin_again(world, seen + BLOCK)
+    assert sketch.filled == {}
     world.step(1)
-    assert world.sketch.fitted == {0: 5}
+    assert sketch.filled == {0: (1, blocks + 1)}
+    assert sketch.tables[0].of.equal(of)
+    while sketch.made == 1:
+        world.step(1)
+    assert sketch.seen_tokens == 2 * (seen + BLOCK)  # its pool grew, too
+    assert not sketch.tables[0].of.equal(of)
+    assert sketch.filled == {0: (2, 2 * blocks + 2)}
+
+
+def test_sequences_that_were_coded_by_other_tables_are_coded_anew() -> None:
+    world = World(seqs=2)
+    world.step(40, 150)
+    running = world.runtime.begin(Step.of((0,), (40,), (1,)))
+    assert world.sketch.filled == {0: (1, 5)}
+    world.runtime.abort(running)
+    of = world.sketch.tables[0].of.clone()
+    world.step(1, 1)
+    assert not world.sketch.tables[0].of.equal(of)
+    assert world.sketch.filled == {0: (2, 5), 1: (2, 18)}
+    host, index = world.runtime.groups[0].cache.dram, world.sketch
+    for slot, ids in host.table.owned.items():
+        keys = world.kv[slot][1][0][: len(ids) * BLOCK]
+        words = index.memory[1][torch.tensor(ids)].transpose(1, 2).flatten(0, 1)
+        assert words[: len(keys)].equal(index.tables[1].encode(keys)[: len(words)])
+
+
+def test_the_tables_of_a_file_stay(tmp_path: Path) -> None:
+    shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), mark=2.0)
+    keys, path = torch.randn(2, 300, KV_HEADS, DIM), tmp_path / "spread"
+    spreads = {i: Spread(*(x.float() for x in spread_of(keys[i], None))) for i in range(2)}
+    SPREADS.save(path, spreads, TextOrigin("small", "t", "0", 300, (2.0, 2.0)))
+    world = World(seqs=1, sketch=str(path), shape=shape)
+    of = world.sketch.tables[1].of.clone()
+    torch.testing.assert_close(of, fit(spreads[1], world.sketch.planes(shape)).of)
+    world.step(150)
+    for _ in range(80):
+        world.step(1)
+    assert world.sketch.tables[1].of.equal(of)
+    assert world.sketch.made == 1
+    world.check_books()
+    with pytest.raises(ConfigError, match=r"made for small .2 layers., not for the model in use"):
+        World(sketch=str(path), shape=replace(shape, mark=3.0))
 
 
 def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
@@ -308,10 +357,10 @@ def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
     world.odd = (23, 61, 62, 100)
     world.step(150)
     places = []
-    for _ in range(70):  # it is fitted again on the way
+    for _ in range(70):
         world.step(1)
         places += [pool.place_of[0, :, torch.tensor(world.odd) - world.sinks] for pool in world.sketch.pools.values()]
-    assert world.sketch.fitted[0] < 150 // BLOCK + 70 // BLOCK
+    assert world.sketch.filled[0][1] < 150 // BLOCK + 70 // BLOCK
     pins = {pool.pins for pool in world.sketch.pools.values()}
     assert pins == {8}  # a quarter of the pool
     for found in places:
@@ -322,7 +371,7 @@ def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
 def test_a_pool_grows_with_its_sequence() -> None:
     world = World(seqs=1)
     world.step(30)
-    while not world.sketch.fitted:
+    while not world.sketch.filled:
         world.step(1)
     small = world.sketch.cache.gpu.pooled[0]
     for _ in range(60):

@@ -18,7 +18,8 @@ from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, MethodError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import describe_layers
-from coattn.kernels.quantise.skew import SkewOrigin, load, read_origin, save, skew_of
+from coattn.kernels.quantise.layer_file import TextOrigin
+from coattn.kernels.quantise.skew import SKEWS, skew_of
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
@@ -131,18 +132,18 @@ def test_a_file_is_read_back_and_another_models_is_refused(tmp_path: Path) -> No
     found = read_skews(model, torch.arange(60) % 250)
     shapes = describe_layers(model)
     marks = tuple(shape.mark for shape in shapes)
-    save(path, dict(enumerate(each for each, _ in found)), SkewOrigin("small", "t", "0", 60, marks))
-    for i, each in load(str(path), dict(enumerate(shapes))).items():
+    SKEWS.save(path, dict(enumerate(each for each, _ in found)), TextOrigin("small", "t", "0", 60, marks))
+    for i, each in SKEWS.load(str(path), dict(enumerate(shapes))).items():
         assert torch.equal(each.matrix.cpu(), found[i][0].matrix)
         assert torch.equal(each.order.cpu(), found[i][0].order)
     for other in (describe_layers(small(seed=1)), [replace(s, head_dim=16) for s in shapes], [*shapes, *shapes]):
         with pytest.raises(ConfigError, match=r"was made for small .2 layers., not for the model in use"):
-            load(str(path), dict(enumerate(other)))
+            SKEWS.load(str(path), dict(enumerate(other)))
     with pytest.raises(ConfigError, match="There is no skew file"):
         compose(ROW, skew=str(tmp_path / "absent"))
     (tmp_path / "text").write_text("not a skew")
     with pytest.raises(ConfigError, match="cannot be read as a skew"):
-        read_origin(str(tmp_path / "text"))
+        SKEWS.read_origin(str(tmp_path / "text"))
 
 
 def test_the_command_writes_a_file_that_the_method_takes(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_the_command_writes_a_file_that_the_method_takes(tmp_path: Path) -> None
     found = json.loads(done.stdout)
     assert found["tokens"] == 128
     assert all(0 < share <= 1 for share in found["kept"])
-    assert read_origin(str(target)).text == "text"
+    assert SKEWS.read_origin(str(target)).text == "text"
     used = ("--method", "infinigen", "--set", f"skew={target}", "--max-new-tokens", "3")
     done = command("generate", "one two", "--model", model, *used)
     assert done.returncode == 0, done.stderr

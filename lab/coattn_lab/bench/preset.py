@@ -73,7 +73,7 @@ SPREAD = 1.26
 
 
 def preset_sketch(group: LayerGroup, slots: Sequence[int], length: int) -> None:
-    """Sequences of so many tokens count as fitted, with random tables, and their pools hold tokens here and there; of
+    """Tables are random, and sequences of so many tokens count as coded; their pools hold tokens here and there. Of
     layers with a sketch."""
     if "sketch" not in group.index.provides:
         return
@@ -90,7 +90,8 @@ def preset_sketch(group: LayerGroup, slots: Sequence[int], length: int) -> None:
         for slot in slots:
             pool.fill(slot, chosen.expand(shape.kv_heads, -1), rows, rows)
             gpu.pooled[slot] = count // block
-    index.fitted.update(dict.fromkeys(slots, length // block))
+    index.made, index.seen_tokens = 1, length
+    index.filled.update(dict.fromkeys(slots, (1, length // block)))
 
 
 DRIVEN = 14

@@ -1,4 +1,4 @@
-"""Sketches of keys in the GPU tier: a few bits a token, fitted to each sequence, and the mean of values."""
+"""Sketches of keys in the GPU tier: a few bits a token, in terms of the model, and the mean of values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
-from coattn.kernels.quantise.sketch import LEFT, WORD, Scores, Sketched, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import LEFT, SPREADS, WORD, Scores, Sketched, Sketcher, Spread, fit, spread_of
 from coattn.kernels.sketch import flush_sketch, score_sketch
-from coattn.part import check_count
+from coattn.part import MOST, check_count
 from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.index.codes.means import Means
 from coattn.types import LayerShape, Step
@@ -28,8 +28,9 @@ SAMPLE_TOKENS = 4096
 """Keys that a fit looks at, evenly spaced."""
 PIECE_TOKENS = 4096
 """Keys that are coded at a time."""
-FIT_BYTES = 256 << 20
-"""Keys and values of as many layers as fit in so much are fitted at a time."""
+GROWTH = 2
+"""A sequence that has grown by this factor gets a larger pool. Tables that were made from a sequence are made anew from
+one that is longer by it."""
 PINNED_TOKENS = 128
 """Tokens of a KV head that stay in its pool because the sketch holds their keys worst: a few bits say where most keys
 are, and may say of a key like no other that it weighs a million times less than it does."""
@@ -41,7 +42,10 @@ FIRST_TOKENS = 4096
 class Sketch(BookedIndex):
     """Of every full block in DRAM: a few bits of each key, and the sum of its values.
 
-    Owner and writer: this index, when a block has become full, and the maintenance that fits it. Reader: the rule.
+    A key's bits hang on the key and on the tables, which are the model's: sequences share them. Tables come from a
+    file, or are made from the first sequence that is decoded.
+
+    Owner and writer: this index, when a block has become full, and the maintenance that fills pools. Reader: the rule.
     """
 
     name = "sketch"
@@ -49,32 +53,37 @@ class Sketch(BookedIndex):
     provides = frozenset({"sketch"})
     beside = True
     resumes = True
-    by_sequence = True
-    books_what = "How the keys of each sequence are sketched"
+    books_what = "How keys are sketched"
     help_text = {
         "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
         "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
+        "sketch": "file that `coattn calibrate auto` wrote, which says how the model's keys spread; unset: an engine "
+        "measures it once for each model, and without an engine it is taken from the first sequence",
     }
 
     code_bytes: int | None = None
+    sketch: str | None = None
     memory: KeyMemory = field(init=False, repr=False)
     """Planes of the keys of blocks in DRAM, in words of 32 bits."""
     tables: dict[int, Sketcher] = field(init=False, repr=False, default_factory=dict)
-    """By layer, `[slots + 1, ...]`; all zeros until a sequence is fitted."""
+    """By layer; all zeros until they are made."""
+    made: int = field(init=False, repr=False, default=0)
+    """How often tables were made."""
+    seen_tokens: int = field(init=False, repr=False, default=0)
+    """Tokens of the sequence from which they were made."""
     means: Means = field(init=False, repr=False)
     pools: dict[int, PoolTensors] = field(init=False, repr=False, default_factory=dict)
     """By layer: tokens that were wanted lately, in GPU memory."""
-    fitted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
-    """By sequence: full blocks that it had when it was fitted."""
-    drifted: set[int] = field(init=False, repr=False, default_factory=set)
-    """Sequences whose estimates have drifted away from the truth, to be fitted again. Writer: the audit; reader:
-    maintenance."""
+    filled: dict[int, tuple[int, int]] = field(init=False, repr=False, default_factory=dict)
+    """By sequence: `made` when its keys were coded, and full blocks that it had when its pool was filled."""
 
     def __post_init__(self) -> None:
         if self.code_bytes is not None:
             check_count("code_bytes", self.code_bytes, 4)
             if self.code_bytes % 4:
                 raise ConfigError(f"code_bytes is {self.code_bytes}, but must be a multiple of 4.", "Set it to 16.")
+        if self.sketch is not None:
+            SPREADS.read_origin(self.sketch)
 
     def is_exact(self) -> bool:
         return True  # what it says is used to choose by alone
@@ -88,7 +97,7 @@ class Sketch(BookedIndex):
         slots, longest, plan = spec.seqs + 1, spec.tokens or FIRST_TOKENS, spec.plan
         places, total = plan.pool_blocks * config.block, Means.bytes(spec.layers, spec.seqs)
         for s in spec.layers.values():
-            total += slots * Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
+            total += Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
             total += PoolTensors.bytes(s.kv_heads, slots, longest, places, s.q_heads, s.head_dim, plan.pool_packed)
         return total
 
@@ -101,10 +110,11 @@ class Sketch(BookedIndex):
         super().open(cache)
         spec = cache.spec
         for layer, s in spec.layers.items():
-            lead = (spec.seqs + 1, s.kv_heads)
-            self.tables[layer] = Sketcher.zeros(lead, self.planes(s), s.head_dim, s.dtype, s.device)
+            self.tables[layer] = Sketcher.zeros(s.kv_heads, self.planes(s), s.head_dim, s.dtype, s.device)
         self.means = Means(spec.layers, spec.seqs)
         self._make_pools(spec.tokens or FIRST_TOKENS)
+        if self.sketch is not None and spec.device.type != "meta":
+            self._make_tables(SPREADS.load(self.sketch, spec.layers), MOST)
 
     def _make_pools(self, tokens: int) -> None:
         gpu, spec, plan = cast("NewestBlocks", self.cache.gpu), self.cache.spec, self.cache.spec.plan
@@ -125,50 +135,67 @@ class Sketch(BookedIndex):
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         for part in filled:
             self.means.add(layer, part.slot, part.v)
-            if part.slot in self.fitted:
-                self._store(layer, part.slot, part.ids, part.k)
+            if part.slot in self.filled:  # else `fill` codes them
+                self._store(layer, part.ids, part.k)
         if table is None:
             return
         gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.column("flush_to")
         sum_values(gpu, self.means.sums[layer], block, to, table.seq)
-        flush_sketch(gpu, self.memory[layer], block, to, table.seq, self.tables[layer])
+        flush_sketch(gpu, self.memory[layer], block, to, self.tables[layer])
 
-    def fit(
+    def fits(self, slot: int, blocks: int) -> bool:
+        """Whether a sequence of so many full blocks can be attended to as it is: its keys are coded by these tables,
+        and its pool was filled when it was at least half as long."""
+        made, filled = self.filled.get(slot, (0, 0))
+        return made == self.made and blocks < GROWTH * filled
+
+    def fill(
         self, slot: int, blocks: int, first: int, moments: Mapping[int, Tensor], last: Mapping[int, Tensor]
     ) -> None:
-        """Fits the sketch to a sequence's first `blocks` full blocks, by layer, and codes them.
+        """Codes a sequence's first `blocks` full blocks and fills its pool.
 
         first: the block up to which steps attend in DRAM. Of those, keys that the sketch holds worst stay in the pool.
-        What the last queries `[n, q_heads, d]` attend to most fills the rest of it where a sequence has none yet; else
-        it goes on with what it has.
+        By layer, what the last queries `[n, q_heads, d]` attend to most fills the rest of it where a sequence has none
+        yet; else it goes on with what it has. moments: of its queries, where tables have to be made.
         """
-        cache = self.cache
-        ids = cache.dram.table.owned[slot][:blocks]
-        each = PIECE_TOKENS // cache.block or 1
-        taken = range(1 if blocks > 1 else 0, blocks)  # the first tokens are like no others
-        stride = max(1, len(taken) * cache.block // SAMPLE_TOKENS)
-        size = blocks * cache.block * cache.spec.shape.token_bytes
-        layers, at_once = list(cache.spec.layers), max(1, FIT_BYTES // max(1, size))
-        for some in (layers[i : i + at_once] for i in range(0, len(layers), at_once)):
-            read, spreads = {}, []
-            for layer in some:
-                pieces = [cache.read(layer, slot, range(i, min(i + each, blocks))) for i in range(0, blocks, each)]
-                read[layer] = keys, _ = [torch.cat(x) for x in zip(*pieces, strict=True)]
-                spreads.append(spread_of(keys[taken.start * cache.block :: stride], moments.get(layer)))
-            # one call for all of them: most of the time is in small matrices
-            mean, spread, cost = (torch.cat(x) for x in zip(*spreads, strict=True))
-            made = fit(mean, spread, cost, self.planes(cache.spec.shape))
-            for i, layer in enumerate(some):
-                (keys, values), heads = read[layer], cache.spec.shape.kv_heads
-                self.tables[layer][slot].copy_(made[i * heads : (i + 1) * heads])
-                lost = [
-                    self.tables[layer][slot].lost(part, self._store(layer, slot, ids[start : start + each], part))
-                    for start, part in zip(range(0, blocks, each), torch.split(keys, each * cache.block), strict=True)
-                ]
-                self._fill(layer, slot, first, (keys, values), last.get(layer), torch.cat(lost))
-        self.fitted[slot] = blocks
+        if blocks * self.cache.block >= GROWTH * self.seen_tokens:
+            self._make_tables(self._spreads(slot, blocks, moments), blocks * self.cache.block)
+        ids = self.cache.dram.table.owned[slot][:blocks]
+        each = PIECE_TOKENS // self.cache.block or 1
+        for layer, table in self.tables.items():
+            kv, lost = [], []
+            for i in range(0, blocks, each):
+                keys, values = self.cache.read(layer, slot, range(i, min(i + each, blocks)))
+                kv.append((keys, values))
+                lost.append(table.lost(keys, self._store(layer, ids[i : i + each], keys)))
+            k, v = (torch.cat(x) for x in zip(*kv, strict=True))
+            self._fill_pool(layer, slot, first, (k, v), last.get(layer), torch.cat(lost))
+        self.filled[slot] = self.made, blocks
 
-    def _fill(
+    def _spreads(self, slot: int, blocks: int, moments: Mapping[int, Tensor]) -> dict[int, Spread]:
+        """Of some of a sequence's keys; the first tokens are like no others."""
+        start, block = 1 if blocks > 1 else 0, self.cache.block
+        stride = max(1, (blocks - start) * block // SAMPLE_TOKENS)
+        each = PIECE_TOKENS // block or 1
+        found = {}
+        for layer in self.tables:
+            pieces = [
+                self.cache.read(layer, slot, range(i, min(i + each, blocks)))[0] for i in range(start, blocks, each)
+            ]
+            found[layer] = spread_of(torch.cat(pieces)[::stride], moments.get(layer))
+        return found
+
+    def _make_tables(self, spreads: Mapping[int, Spread], tokens: int) -> None:
+        """Sequences that were coded before are coded anew before their next decode step."""
+        # one call for all of them: most of the time is in small matrices
+        whole = Spread(*(torch.cat([x.cpu() for x in part]) for part in zip(*spreads.values(), strict=True)))
+        made, start = fit(whole, self.planes(self.cache.spec.shape)), 0
+        for layer, shape in self.cache.spec.layers.items():
+            self.tables[layer].copy_(made[start : start + shape.kv_heads])
+            start += shape.kv_heads
+        self.made, self.seen_tokens = self.made + 1, tokens
+
+    def _fill_pool(
         self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None, lost: Tensor
     ) -> None:
         """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
@@ -176,7 +203,7 @@ class Sketch(BookedIndex):
         start, end = gpu.sinks * block, first * block
         count = min(pool.places, max(0, end - start)) // block * block
         k, v = (x[start:end].transpose(0, 1) for x in kv)
-        if slot in self.fitted:  # what steps want now, which the prompt's queries do not know
+        if slot in self.filled:  # what steps want now, which the prompt's queries do not know
             weight = pool.recency(slot, k.shape[1]).double()
         elif last is None:
             weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
@@ -194,7 +221,7 @@ class Sketch(BookedIndex):
         gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
-        self.fitted.pop(slot, None)
+        self.filled.pop(slot, None)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
@@ -221,13 +248,13 @@ class Sketch(BookedIndex):
     def release(self) -> None:
         super().release()
         self.means = Means({}, 0)
-        for held in (self.tables, self.fitted, self.pools):
+        for held in (self.tables, self.filled, self.pools):
             held.clear()
 
-    def _store(self, layer: int, slot: int, ids: list[int], k: Tensor) -> Tensor:
+    def _store(self, layer: int, ids: list[int], k: Tensor) -> Tensor:
         """Whole blocks of keys `[n, kv_heads, d]` -> their words `[n, kv_heads, words]`."""
         kept = self.memory[layer]
-        made = self.tables[layer][slot].encode(k.to(kept.device))
+        made = self.tables[layer].encode(k.to(kept.device))
         blocks = made.view(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
         kept[torch.tensor(ids, device=kept.device)] = blocks
         return made

@@ -1,4 +1,4 @@
-"""Sketches are fitted to a sequence: to its keys, and to the queries of what was read last."""
+"""A pool is filled with what the last queries of a prompt want, and follows what decode steps want."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,6 @@ from coattn.errors import ConfigError
 from coattn.kernels.cuda.attend_pool import refuses
 from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
 from coattn.kernels.token_pool import bring, renew_pool
-from coattn.part import MOST as ALL
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
 from coattn.parts.maintenance.base import Maintenance
@@ -24,9 +23,7 @@ from coattn.parts.select.base import Select
 from coattn.types import Phase, Step
 
 QUERY_DECAY_TOKENS = 2048
-"""Tokens whose queries a fit counts; older ones count less and less."""
-REFIT_GROWTH = 2
-"""A sequence that has grown by this factor since it was fitted is fitted again."""
+"""Tokens whose queries count where tables are made from a sequence; older ones count less and less."""
 SINK_BLOCKS = 1
 """First blocks that stay in GPU memory: the first token can weigh most of all, and its key is so unlike the others that
 a sketch takes it for up to a million times lighter."""
@@ -69,19 +66,18 @@ def _max_pool_bytes(spec: CacheSpec, config: CacheConfig, sketch: Sketch, room: 
 
 @dataclass
 class SketchMaintenance(Maintenance):
-    """Fits the sketch before a sequence's first decode step with anything in DRAM, and again when the sequence has
-    doubled or an audit finds that estimates have drifted.
+    """Codes a sequence's keys and fills a pool in GPU memory before its first decode step with anything in DRAM, and
+    again when the sequence has doubled.
 
-    The first fit fills a pool in GPU memory with the tokens that the last queries attend to most. Tokens that steps
-    fetch take the places of those that were wanted longest ago. Steps attend to all of a pool; of one in 8 bits to what
-    was wanted last.
+    At first a pool holds the tokens that the last queries attend to most. Tokens that steps fetch take the places of
+    those that were wanted longest ago. Steps attend to all of a pool; of one in 8 bits to what was wanted last.
     """
 
     name = "fit"
     needs = frozenset({"sketch"})
     provides = frozenset({"fits"})
     resumes = True
-    observed_queries = ALL  # all queries of a prompt count, if less and less: none of it can be shared
+    observed_queries = FILL_QUERIES
     beside = True
     patient = True
     help_text = {
@@ -152,25 +148,28 @@ class SketchMaintenance(Maintenance):
     def before_plan(self, step: Step) -> None:
         """Fills the pools that the step's table will list."""
         if step.phase is Phase.DECODE and self.index.reserve(max(step.lengths, default=0)):
-            self.index.fitted.clear()
-        drifted = self.index.drifted
+            self.index.filled.clear()
+        decoding = []
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
-                drifted.discard(slot)
                 self._moments.pop(slot, None)
                 self._last.pop(slot, None)
                 self.index.forget(slot)
             elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
-                blocks, first = history // self.cache.block, self.cache.gpu.first(length)
-                if blocks >= REFIT_GROWTH * self.index.fitted.get(slot, 0) or slot in drifted:
-                    drifted.discard(slot)
-                    moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
-                    self.index.fit(slot, blocks, min(first, blocks), moments, last)
+                decoding.append((history // self.cache.block, self.cache.gpu.first(length), slot))
+        # the longest first: tables that were made from it stay; those that were coded by others come once more
+        for blocks, first, slot in 2 * sorted(decoding, reverse=True):
+            if not self.index.fits(slot, blocks):
+                moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
+                self.index.fill(slot, blocks, min(first, blocks), moments, last)
 
     def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         shape = self.cache.spec.layers[layer]
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
+                continue
+            self._last.setdefault(slot, {})[layer] = q[max(start, end - FILL_QUERIES) : end].clone()
+            if self.index.sketch is not None:
                 continue
             own = q[max(start, end - QUERY_DECAY_TOKENS) : end].view(
                 -1, shape.kv_heads, q.shape[1] // shape.kv_heads, q.shape[2]
@@ -180,7 +179,6 @@ class SketchMaintenance(Maintenance):
             if layer in kept:
                 moment += kept[layer] * math.exp(-(end - start) / QUERY_DECAY_TOKENS)
             kept[layer] = moment
-            self._last.setdefault(slot, {})[layer] = q[max(start, end - FILL_QUERIES) : end].clone()
 
     def after(self, layer: int, table: StepTable) -> None:
         if table.host and self.cache.spec.plan.pool_blocks:
@@ -196,7 +194,7 @@ class SketchMaintenance(Maintenance):
         return set(step.slots) if replayed else set()  # pools have gone on
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        """A sequence that leaves its slot is fitted again when it comes back, to the queries that it reads then."""
+        """The pool of a sequence that leaves its slot is filled anew when it comes back, by the queries of then."""
         if not keep:
             self._moments.pop(slot, None)
             self._last.pop(slot, None)

@@ -95,7 +95,7 @@ class WeightFloor(Select):
         """What measures whether the error is as small as promised, where anything can be left out."""
         if not self.audit or self.is_exact() or self.cache.host is None or self.cache.spec.device.type == "meta":
             return None
-        return Audit(self.cache, self.floors, 1 - self.quality, self.index.drifted)
+        return Audit(self.cache, self.floors, 1 - self.quality)
 
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"quality": 1.0}

@@ -125,3 +125,18 @@ def infinigen(**options: Any) -> None:
         "the queries' squared length"
     )
     show(options, made, line, "infinigen", "skew")
+
+
+@calibrate.command()
+@shared_options("how keys spread, a safetensors file,")
+def auto(**options: Any) -> None:
+    """Measure how a model's keys spread, on a text of your own.
+
+    The model reads stretches of the text, at positions from the first to the 131,072nd. `auto` gives every channel of a
+    key as many bits as pay by that. An engine measures it by itself, once for each model, on a text that ships with
+    Python. Give the file to the method with `--set sketch=FILE`.
+    """
+    from coattn.tools.calibrate.sketches import write_sketch
+
+    made = run(options, write_sketch)
+    show(options, made, f"{made['layers']} layers, {made['tokens']:,} tokens", "auto", "sketch")

@@ -175,6 +175,10 @@ def _check_free(target: Path) -> None:
         raise InputError(f"{target} holds what a run found before it was cut off: {command}.", hint)
 
 
+CALIBRATED = {b"codebook": "hcattention", b"skew": "infinigen", b"spread": "auto"}
+"""What a safetensors file of ours says that it holds -> what made it."""
+
+
 def made_by(path: Path) -> tuple[str | None, bool]:
     """The command that wrote a file, None where none of ours did; and whether it was cut off."""
     with path.open("rb") as file:
@@ -182,7 +186,9 @@ def made_by(path: Path) -> tuple[str | None, bool]:
         size = int.from_bytes(start[:8], "little")
         if start[8:9] == b"{" and size < path.stat().st_size:  # a safetensors file
             file.seek(8)
-            return ("coattn calibrate hcattention" if b"coattn-codebook" in file.read(size) else None), False
+            head = file.read(size)
+            made = (f"coattn calibrate {name}" for form, name in CALIBRATED.items() if b"coattn-" + form in head)
+            return next(made, None), False
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:

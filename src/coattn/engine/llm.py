@@ -33,15 +33,18 @@ from coattn.engine.store.sequence_store import SequenceStore
 from coattn.engine.watch import watching
 from coattn.errors import ConfigError, InputError
 from coattn.hf.architectures import activation_dtype
+from coattn.hf.converted import silent
 from coattn.hf.cpu_dtypes import warn_if_slow
 from coattn.hf.fingerprint import fingerprints, read_by
 from coattn.hf.forward import Session, end_tokens, sampling_defaults
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled
+from coattn.hf.sketches import with_sketches
 from coattn.kernels.prompt.warm import warm
 from coattn.method.row import Method, compose
 from coattn.method.table import METHODS
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
+from coattn.progress import progress_line
 from coattn.step.runtime import Runtime
 from coattn.step.trace.step import StepTrace
 from coattn.units import as_folder, parse_bytes
@@ -159,7 +162,9 @@ class LLM:
             session = undo.enter_context(Session(loaded.model, self.devices.pipeline))
             self.ledger = self.devices.ledger(session, host)
             resolved = wanted.resolve(session.layers, self.ledger.gpu_in_all(), max_batch or 1, most)
-            self.composed = resolved.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
+            row = resolved.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
+            with progress_line(progress, f"{self.name}: ") as show:
+                self.composed = with_sketches(row, loaded, session, show or silent)
             asked_for = max_batch, max_length, most
             max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)

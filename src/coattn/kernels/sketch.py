@@ -56,7 +56,7 @@ def _score(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool:
         return kernel(q, keys, scale, softcap, pool)
     kept, table, tokens, sketcher, seq = keys
     (rows, q_heads, d), kv_heads = q.shape, kept.shape[1]
-    worth, base = sketcher[seq.long()].queries(q.view(rows, kv_heads, -1, d))
+    worth, base = sketcher.queries(q.view(rows, kv_heads, -1, d))
     words = kept[table.long()].transpose(1, 2).flatten(2, 3)  # [rows, kv_heads, n, words]
     scores = torch.einsum("rhnp,rhgp->rhgn", unpack(words), worth) + base[..., None]
     scores = capped(scores * scale, softcap)
@@ -66,7 +66,7 @@ def _score(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool:
     lse, inside = (
         scores.masked_fill(out[:, :, None], -torch.inf).logsumexp(-1).view(rows, 1, q_heads) for out in (held, ~held)
     )
-    about = guess(worth * scale, base * scale, softcap).view(rows, q_heads)
+    about = guess(worth * scale, base * scale, softcap).reshape(rows, q_heads)
     return Scores(scores, lse, inside, about, torch.zeros_like(about))
 
 
@@ -90,12 +90,12 @@ def bound_scores(scores: Scores, near: Tensor, floors: Tensor, pool: PoolTensors
 
 
 @Operation
-def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
+def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, sketcher: Sketcher) -> None:
     """Codes the keys of blocks that became full in a decode step.
 
-    gpu `[n, kv_heads, 2, block, d]`; block, to, seq `[rows]`: of each row its filling block, where the full one went in
-    DRAM (-1: it is not full), its sequence.
+    gpu `[n, kv_heads, 2, block, d]`; block, to `[rows]`: of each row its filling block, and where the full one went in
+    DRAM; -1: it is not full.
     """
-    for own, number, slot in zip(block.tolist(), to.tolist(), seq.tolist(), strict=True):
+    for own, number in zip(block.tolist(), to.tolist(), strict=True):
         if number >= 0:
-            kept[number] = sketcher[slot].encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)
+            kept[number] = sketcher.encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)

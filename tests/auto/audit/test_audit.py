@@ -12,7 +12,6 @@ from torch import Tensor
 from coattn.auto.audit import audit as audits
 from coattn.auto.audit.audit import Audit, Chosen
 from coattn.auto.audit.control import LEAST, Control
-from coattn.auto.audit.drift import CASES, Drift
 from coattn.auto.audit.measure import Finding
 from coattn.auto.audit.tally import Mean, Tally, student
 from coattn.auto.floors import ERROR_ROOTS
@@ -239,56 +238,6 @@ def test_a_request_over_its_target_says_by_how_much() -> None:
     assert tally.summary()["over_target"] == 1.5
     assert tally.plus([tally]).summary()["audits"] == 18
     assert Tally(0.02).summary()["error"] is None
-
-
-def test_estimates_that_are_as_far_off_as_at_first_do_not_drift() -> None:
-    drift, draws = Drift(), random.Random(4)
-    for _ in range(20 * CASES):
-        estimated = draws.lognormvariate(-4, 1)
-        assert not drift.add(1.4 * estimated * draws.uniform(0.8, 1.2), estimated)
-    assert drift.ratio == pytest.approx(1.0, abs=0.1)
-    found = [drift.add(2.1 * x, x) for x in (draws.lognormvariate(-4, 1) for _ in range(2 * CASES))]
-    assert any(found)  # half again as much as at first, within two rounds of cases
-    assert not any(found[: CASES // 4])
-
-
-def test_a_sequence_whose_estimates_drift_is_fitted_again_and_keeps_its_pool() -> None:
-    world = World(seqs=1, quality=0.9, code_bytes=4)
-    world.step(150)
-    for _ in range(4):
-        world.step(1)
-    (audit,), sketch = audits_of(world.runtime), world.runtime.groups[0].index
-    known, of = dict(sketch.fitted), sketch.tables[0].of.clone()
-    audit.drifts.clear()
-    chosen = Chosen(0, 0, 0, 0, world.lengths[0], 0.01)
-
-    def found(missed: float) -> Finding:
-        return Finding(*(torch.tensor([x], dtype=torch.float64) for x in (0.01, missed, 0.05)))
-
-    take = type(audit)._take
-    for missed in [0.05] * CASES + [0.1] * (CASES - 4):
-        take(audit, chosen, found(missed))
-    assert sketch.drifted == set()
-    for _ in range(4):
-        take(audit, chosen, found(0.1))
-    assert (sketch.drifted, audit.report()["refits"]) == ({0}, 1)
-    pool = sketch.pools[0]
-    lately, held = pool.recency(0, world.lengths[0]), pool.token_of[0].clone()
-    step = Step.of((0,), (world.lengths[0],), (1,))
-    running = world.runtime.begin(step)
-    assert sketch.drifted == set()
-    assert sketch.fitted[0] >= known[0]
-    assert not torch.equal(sketch.tables[0].of, of)  # keys have come since it was fitted
-    assert 0 < pool.pins < pool.places
-    left = 0
-    for head, tokens in enumerate(pool.token_of[0].tolist()):  # after those that stay, what was wanted most lately
-        kept, gone = set(tokens[pool.pins :]), set(held[head].tolist()) - set(tokens)
-        assert kept <= set(held[head].tolist())
-        if gone:
-            assert lately[head, list(gone)].max() <= lately[head, list(kept)].min()
-        left += len(gone)
-    assert left > 0
-    world.runtime.abort(running)
 
 
 @pytest.mark.parametrize("where", ["note_case", "_measure", "_take", "_collect"])

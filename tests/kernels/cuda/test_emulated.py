@@ -48,10 +48,10 @@ class World:
         self.width, blocks, self.group, rows = 384 // block, 20, group, 3
         common = 60 if cap is None else 2
         keys = torch.randn(600, KV_HEADS, d) * torch.logspace(0.5, -1, d) + common * torch.randn(KV_HEADS, d)
-        made = [fit(*spread_of(keys[i * 100 : i * 100 + 300], None), planes) for i in range(4)]
-        of, start, half, bit, worth, base = (torch.stack(x) for x in zip(*(m.tensors() for m in made), strict=True))
+        made = fit(spread_of(keys[:300], None), planes)
+        of, start, half, bit, worth, base = made.tensors()
         sketcher = Sketcher(of.to(dtype), start, half, bit, worth.to(dtype), base)
-        kept = torch.stack([made[2].encode(keys[i * 7 : i * 7 + block]) for i in range(blocks)]).transpose(1, 2)
+        kept = torch.stack([made.encode(keys[i * 7 : i * 7 + block]) for i in range(blocks)]).transpose(1, 2)
         table = torch.randint(0, blocks, (rows, self.width), dtype=torch.int32)
         self.n = self.width * block
         # the last one ends within a piece of 32

@@ -21,8 +21,7 @@ def moment(q: torch.Tensor) -> torch.Tensor:
 
 def lost(sketcher: Sketcher, keys: torch.Tensor, q: torch.Tensor) -> float:
     """Of the scores' variance over keys, what their estimates lack."""
-    rows = Sketcher(*(x[None].expand(len(q), *x.shape) for x in sketcher.tensors()))
-    worth, base = rows.queries(q)
+    worth, base = sketcher.queries(q)
     found = torch.einsum("nhp,rhgp->rhgn", unpack(sketcher.encode(keys)), worth) + base[..., None]
     true = torch.einsum("nhd,rhgd->rhgn", keys, q)
     return float((found - true).var() / (true - true.mean(-1, keepdim=True)).var())
@@ -30,7 +29,7 @@ def lost(sketcher: Sketcher, keys: torch.Tensor, q: torch.Tensor) -> float:
 
 def test_more_bits_lose_less_and_unseen_keys_are_coded_as_well() -> None:
     keys, q = keys_and_queries()
-    errors = [lost(fit(*spread_of(keys[:1000], moment(q)), planes), keys[1000:], q[:20]) for planes in (32, 64, 128)]
+    errors = [lost(fit(spread_of(keys[:1000], moment(q)), planes), keys[1000:], q[:20]) for planes in (32, 64, 128)]
     assert errors[0] < 0.25
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 2
@@ -38,25 +37,25 @@ def test_more_bits_lose_less_and_unseen_keys_are_coded_as_well() -> None:
 
 def test_what_queries_say_of_directions_counts() -> None:
     keys, q = keys_and_queries()
-    heard, deaf = (fit(*spread_of(keys, m), 64) for m in (moment(q), None))
+    heard, deaf = (fit(spread_of(keys, m), 64) for m in (moment(q), None))
     assert lost(heard, keys, q[:20]) < 0.7 * lost(deaf, keys, q[:20])
 
 
 def test_tables_of_zeros_score_zero() -> None:
-    nothing = Sketcher.zeros((HEADS,), 64, D, torch.float32, torch.device("cpu"))
+    nothing = Sketcher.zeros(HEADS, 64, D, torch.float32, torch.device("cpu"))
     assert not nothing.encode(torch.randn(5, HEADS, D)).any()
     assert Sketcher.bytes(HEADS, 64, D, torch.float32) == sum(x.numel() * 4 for x in nothing.tensors())
 
 
 def test_keys_that_are_all_alike() -> None:
-    made = fit(*spread_of(torch.ones(100, HEADS, D), None), 64)
+    made = fit(spread_of(torch.ones(100, HEADS, D), None), 64)
     assert all(x.isfinite().all() for x in made.tensors())
 
 
 def test_lost_is_the_distance_of_a_key_from_its_code() -> None:
     keys, q = keys_and_queries()
     keys[7] *= 5
-    made = fit(*spread_of(keys, moment(q)), 64)
+    made = fit(spread_of(keys, moment(q)), 64)
     words = made.encode(keys)
     told = torch.einsum("nhp,hpd->nhd", unpack(words), made.worth) + made.base
     found = made.lost(keys, words)

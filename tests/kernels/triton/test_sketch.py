@@ -26,9 +26,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KV_HEADS, BLOCK, D = 2, 16, 32
 
 
-def sketchers(slots: int, planes: int) -> Sketcher:
-    made = [fit(*spread_of(torch.randn(300, KV_HEADS, D), None), planes) for _ in range(slots)]
-    return Sketcher(*(torch.stack(x) for x in zip(*(m.tensors() for m in made), strict=True)))
+def sketcher_of(planes: int) -> Sketcher:
+    return fit(spread_of(torch.randn(300, KV_HEADS, D), None), planes)
 
 
 def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
@@ -150,7 +149,7 @@ def test_scores_and_what_is_attended(
     monkeypatch.setattr(attending.pools, "look_up", look_up)
     torch.manual_seed(0)
     rows, blocks, width = 3, 6, 9
-    made = sketchers(4, planes)
+    made = sketcher_of(planes)
     words = torch.randint(-(2**31), 2**31 - 1, (blocks, KV_HEADS, BLOCK, planes // WORD), dtype=torch.int32)
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
     tokens = torch.tensor([width * BLOCK, 0, 130], dtype=torch.int32)
@@ -207,13 +206,13 @@ def test_scores_and_what_is_attended(
 
 def test_full_blocks_are_sketched_and_others_stay() -> None:
     torch.manual_seed(1)
-    made = sketchers(4, 64)
+    made = sketcher_of(64)
     gpu = torch.randn(6, KV_HEADS, 2, BLOCK, D)
-    block, to, seq = (torch.tensor(x, dtype=torch.int32) for x in ([5, 1, 2], [3, -1, 0], [2, 0, 1]))
+    block, to = (torch.tensor(x, dtype=torch.int32) for x in ([5, 1, 2], [3, -1, 0]))
     want = torch.full((4, KV_HEADS, BLOCK, 2), 7, dtype=torch.int32)
     got = want.to(DEVICE)
-    plain.flush_sketch(gpu, want, block, to, seq, made)
-    kernel.flush_sketch(gpu.to(DEVICE), got, *(x.to(DEVICE) for x in (block, to, seq)), on(DEVICE, made))
+    plain.flush_sketch(gpu, want, block, to, made)
+    kernel.flush_sketch(gpu.to(DEVICE), got, *(x.to(DEVICE) for x in (block, to)), on(DEVICE, made))
     assert (want[1:3] == 7).all()
     # a number on the edge of a step may fall to either side
     different = (got.cpu() ^ want).flatten()

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from coattn.auto.audit.control import Control
-from coattn.auto.audit.drift import Drift
 from coattn.auto.audit.measure import Case, Finding, Rows, host_rows, measure
 from coattn.auto.audit.tally import Tally
 from coattn.auto.floors import Floors
@@ -46,19 +45,12 @@ class Chosen(NamedTuple):
 class Audit:
     """Of one group of layers under a rule with a target. What it raises costs no step anything."""
 
-    def __init__(self, cache: KVCache, floors: Floors, target: float, drifted: set[int]) -> None:
-        """target: the error of attention's output that the rule promises to keep below.
-
-        drifted: where it adds sequences whose sketch is to be fitted again.
-        """
-        self.cache, self.host, self.floors, self.target, self._drifted = cache, cache.dram, floors, target, drifted
+    def __init__(self, cache: KVCache, floors: Floors, target: float) -> None:
+        """target: the error of attention's output that the rule promises to keep below."""
+        self.cache, self.host, self.floors, self.target = cache, cache.dram, floors, target
         spec, shape = cache.spec, cache.spec.shape
         self.tally, self.control = Tally(self.target), Control()
         self.tallies: dict[int, Tally] = {}
-        self.drifts: dict[int, Drift] = {}
-        """By sequence, since it was fitted last."""
-        self.refits = 0
-        """How often a sketch did not fit any more."""
         self.skipped = 0
         """Steps without a case, since the one before was not done."""
         self.failed = 0
@@ -167,7 +159,6 @@ class Audit:
         if not keep:
             self.tallies.pop(slot, None)
             self.control.forget(slot)
-        self.drifts.pop(slot, None)
 
     def of(self, slot: int) -> Tally:
         """What is found of a sequence; goes on as it does."""
@@ -175,14 +166,12 @@ class Audit:
 
     def report(self) -> dict[str, Any]:
         """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
-        refits: sketches that were fitted again because the mass left out had drifted away from its estimate; failed:
-        audits that raised, which cost their steps nothing."""
+        failed: audits that raised, which cost their steps nothing."""
         factors = [self.control.factor(slot) for slot in list(self.tallies) or [-1]]
         return {
             **self.tally.summary(),
             "floor_factor": round(sum(factors) / len(factors), 4),
             "skipped": self.skipped,
-            "refits": self.refits,
             "failed": self.failed,
         }
 
@@ -206,10 +195,6 @@ class Audit:
         for tally in (self.tally, self.of(chosen.slot)):
             tally.add(error, missed, estimated)
         self.control.add(chosen.slot, error, chosen.floor)
-        if self.drifts.setdefault(chosen.slot, Drift()).add(missed, estimated):
-            del self.drifts[chosen.slot]
-            self._drifted.add(chosen.slot)
-            self.refits += 1
 
     def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:
         """Only reads. done: on a GPU, the event after which the step and its copy are over."""

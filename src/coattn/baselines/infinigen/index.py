@@ -13,7 +13,7 @@ from coattn.cache.kv import KVCache
 from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
-from coattn.kernels.quantise.skew import load, read_origin, skew_of
+from coattn.kernels.quantise.skew import SKEWS, skew_of
 from coattn.kernels.softcap import softcap
 from coattn.part import check_number
 from coattn.parts.index.base import BookedIndex, KeyMemory
@@ -52,7 +52,7 @@ class PartialKeys(BookedIndex):
     def __post_init__(self) -> None:
         check_number("partial", self.partial, 0, 1, above=True)
         if self.skew is not None:
-            read_origin(self.skew)
+            SKEWS.read_origin(self.skew)
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return sum(s.kv_heads * s.head_dim * self.columns(s) * s.dtype.itemsize for s in spec.layers.values())
@@ -73,7 +73,7 @@ class PartialKeys(BookedIndex):
         for i, s in spec.layers.items():
             self.basis[i] = torch.zeros(s.kv_heads, s.head_dim, self.columns(s), dtype=s.dtype, device=s.device)
         if self.skew is not None:
-            for i, skew in load(self.skew, spec.layers).items():
+            for i, skew in SKEWS.load(self.skew, spec.layers).items():
                 self.basis[i].copy_(skew.columns(self.columns(spec.shape)))
                 self.ready.add(i)
         # another process would make another skew of its first prompt

@@ -6,7 +6,6 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
 
 from coattn.cache.snapshot import Snapshot
 from coattn.engine.request import Request
@@ -16,7 +15,6 @@ from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.engine.store.prefix import PrefixCache, PrefixCursor
 from coattn.engine.store.sequence import announce, fill
 from coattn.errors import BudgetError, one_line
-from coattn.part import MOST
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -40,8 +38,8 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     if runtime.prompts.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
-        if group.maintenance.observed_queries >= MOST:
-            return f"maintenance {group.maintenance.name!r}: it goes by all queries of a prompt"
+        if group.index.by_sequence:
+            return f"index {group.index.name!r}: each sequence codes its keys in its own way"
         reason = group.cache.gpu.unshared
         if reason is not None:
             sliding = group.cache.spec.shape.sliding_window is not None
@@ -69,8 +67,6 @@ class PrefixSharing:
         self.blocker = sharing_blocker(runtime) if shares else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
-        self.exclusive = any(group.index.by_sequence for group in runtime.groups)
-        """Whether a block is in one sequence at a time, since an index keeps something of it by the sequence."""
         self.block = runtime.groups[-1].cache.block
         # a rule that looks at a prompt's last queries must see them; a single token would be a decode step's
         self.tail = 1 if self.exact else max(2, *(group.maintenance.observed_queries for group in runtime.groups))
@@ -92,12 +88,11 @@ class PrefixSharing:
         """The stored blocks that a request can begin with."""
         if self.blocker is not None:
             return []
-        found = self.prefixes.match(self._keys(request))
-        return list(takewhile(lambda node: not node.users, found)) if self.exclusive else found
+        return self.prefixes.match(self._keys(request))
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
-        if self.blocker is not None or request.given is not None or self.exclusive:
+        if self.blocker is not None or request.given is not None:
             return {}
         if any(group.cache.spec.plan.host_overhead for group in self.runtime.groups):
             return {}  # what maintenance keeps with a block is each sequence's own
@@ -133,7 +128,7 @@ class PrefixSharing:
     def must_wait(self, request: Request, ahead: Sequence[Request]) -> bool:
         """Whether a request ahead reads what it needs. Where that is stored by now, it begins there."""
         cursor = request.cursor
-        if cursor is None or cursor.read or self.exclusive:
+        if cursor is None or cursor.read:
             return False
         keys, stored = self._keys(request), 0
         for other in ahead:
@@ -192,8 +187,6 @@ class PrefixSharing:
             if node is None:
                 blocks = [table.owned[request.in_slot][b] for table in self._blocks.tables]
                 node = self.prefixes.add(cursor.keys[b], blocks, b)
-            elif self.exclusive:
-                return
             else:
                 self.prefixes.use((node,))
                 for table, i in zip(self._blocks.tables, node.blocks, strict=True):

@@ -64,14 +64,14 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   __shared__ float moments[2][GROUP][PLANES / 32];
   const int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, p = threadIdx.x;
   const int lane = p % 32, g8 = lane / 4, t = lane % 4;
-  const i64 line = (i64)row * heads + head, table = (i64)seq[row] * heads + head;
+  const i64 line = (i64)row * heads + head, slot = (i64)seq[row] * heads + head;
   const Number* const own = q + row * q_seq + (i64)head * GROUP * q_head;
   for (int i = p; i < GROUP * KINDS; i += PLANES) top[i / KINDS][i % KINDS] = 0;
   {
     // 32 planes a warp; eight channels of a plane and of a head to a lane: which channels they are is all the same, as
     // long as they are the same ones
     uint4 planes[D / 32][4], query[D / 32];
-    const Number* const from = worth + (table * PLANES + p / 32 * 32 + g8) * D + t * 8;
+    const Number* const from = worth + ((i64)head * PLANES + p / 32 * 32 + g8) * D + t * 8;
 #pragma unroll
     for (int k = 0; k < D / 32; ++k)
 #pragma unroll
@@ -79,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(PLANES)
 #if __CUDA_ARCH__ >= 900
     // nobody has read these since the last step
     if (p < PIECES) prefetch(heard + ((i64)seq[row] * PIECES + p) * heads * GROUP + head * GROUP);
-    if (p < D / 8) prefetch(lowest + table * D + p * 8);
-    if (p == 0) prefetch(above + table * GROUP), prefetch(told + table * GROUP);
+    if (p < D / 8) prefetch(lowest + head * D + p * 8);
+    if (p == 0) prefetch(above + slot * GROUP), prefetch(told + slot * GROUP);
     // what planes are worth is older than the kernel in front, the query is not
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
 #pragma unroll
     for (int i = 0; i < PIECES / 32; ++i) all += __expf(parts[i] - high);
     for (int i = 16; i; i /= 2) all += __shfl_xor_sync(0xffffffff, all, i);
-    for (int i = p % 32; i < D; i += 32) sum += wide(own[g * q_head + i]) * scale * lowest[table * D + i];
+    for (int i = p % 32; i < D; i += 32) sum += wide(own[g * q_head + i]) * scale * lowest[head * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
     if (p % 32 == 0) {
       rest[line * 8 + g] = sum;
@@ -154,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(PLANES)
       // the logarithm of the mean of a Gaussian's powers; past a few deviations there are no tokens for it
       const float spread = sqrtf(two) / 2;
       const float mean = sum + one / 2 + (spread < 4.f ? spread * spread / 2 : 4.f * spread - 8.f);
-      const float known = above[table * GROUP + g], own = CAP ? softcap * tanhf(mean / softcap) : mean;
-      const float more = high + __logf(all) - told[table * GROUP + g];
+      const float known = above[slot * GROUP + g], own = CAP ? softcap * tanhf(mean / softcap) : mean;
+      const float more = high + __logf(all) - told[slot * GROUP + g];
       off[line * GROUP + g] = fabsf(more) < 1e30f ? more : 0.f;
       guess[line * GROUP + g] = own;
       base[line * 8 + g] = own + (fabsf(known) < 1e30f ? known : 0.f);

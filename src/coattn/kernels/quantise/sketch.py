@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from coattn.kernels.quantise.layer_file import LayerFile
+
 LEFT = (1.0, 0.3634, 0.1188, 0.0374, 0.0115, 0.0035, 0.001)
 """Of a Gaussian channel's variance, what is lost with so many bits of equal steps."""
 STEPS = (1.0, 1.596, 0.9957, 0.586, 0.3352, 0.1881, 0.1041)
@@ -90,7 +92,7 @@ def guess(worth: Tensor, rest: Tensor, softcap: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Sketcher:
-    """How keys of each KV head become planes, and what planes are worth to a query; leading dimensions may be added.
+    """How keys of each KV head become planes, and what planes are worth to a query.
 
     of: `[kv_heads, planes, d]`, start: `[kv_heads, planes]` float32: `of k - start` counts the steps of a plane's
     channel; half: `[kv_heads, planes]` float32, half the steps of the channel; bit: int32, which bit of the count.
@@ -109,11 +111,11 @@ class Sketcher:
         return self.of, self.start, self.half, self.bit, self.worth, self.base
 
     @staticmethod
-    def zeros(lead: tuple[int, ...], planes: int, d: int, dtype: torch.dtype, device: torch.device) -> Sketcher:
+    def zeros(kv_heads: int, planes: int, d: int, dtype: torch.dtype, device: torch.device) -> Sketcher:
         """Under which every score is 0."""
-        wide = torch.zeros(*lead, planes, d, dtype=dtype, device=device)
-        flat = torch.zeros(*lead, planes, device=device)
-        return Sketcher(wide, flat, flat.clone(), flat.int(), wide.clone(), torch.zeros(*lead, d, device=device))
+        wide = torch.zeros(kv_heads, planes, d, dtype=dtype, device=device)
+        flat = torch.zeros(kv_heads, planes, device=device)
+        return Sketcher(wide, flat, flat.clone(), flat.int(), wide.clone(), torch.zeros(kv_heads, d, device=device))
 
     @staticmethod
     def bytes(kv_heads: int, planes: int, d: int, dtype: torch.dtype) -> int:
@@ -142,14 +144,14 @@ class Sketcher:
         return far.T
 
     def queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q `[rows, kv_heads, group, d]`, own tables for each row -> planes' worth `[..., planes]`, base `[...]`."""
-        worth = torch.einsum("rhgd,rhpd->rhgp", q.float(), self.worth.float())
-        return worth, torch.einsum("rhgd,rhd->rhg", q.float(), self.base)
+        """q `[rows, kv_heads, group, d]` -> planes' worth `[..., planes]`, base `[...]`."""
+        worth = torch.einsum("rhgd,hpd->rhgp", q.float(), self.worth.float())
+        return worth, torch.einsum("rhgd,hd->rhg", q.float(), self.base)
 
 
 class Sketched(NamedTuple):
-    """Sketched keys of a step's sequences: kept `[blocks, kv_heads, block, words]` int32, of which table `[rows,
-    blocks]` lists the first `tokens` `[rows]`; `sketcher` has every sequence, by `seq` `[rows]`. Lists are int32."""
+    """Sketched keys of a step's sequences `seq` `[rows]`: kept `[blocks, kv_heads, block, words]` int32, of which table
+    `[rows, blocks]` lists the first `tokens` `[rows]`. Lists are int32."""
 
     kept: Tensor
     table: Tensor
@@ -164,21 +166,25 @@ def unpack(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return (words[..., None] >> at & 1).flatten(-2).to(dtype)
 
 
-def spread_of(keys: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What a fit has to know of keys `[n, kv_heads, d]`, a sample: mean `[kv_heads, d]`, spread and cost
-    `[kv_heads, d, d]`, float64 on the host.
+class Spread(NamedTuple):
+    """What a fit has to know of a layer's keys and queries: mean of keys `[kv_heads, d]`, their covariance and the mean
+    of `q q^T`, `[kv_heads, d, d]`, on the host."""
 
-    moment: `[kv_heads, d, d]`, the mean of `q q^T`, where it is known.
-    """
+    mean: Tensor
+    cov: Tensor
+    moment: Tensor
+
+
+SPREADS = LayerFile("coattn-spread-1", "spread of keys", "coattn calibrate auto", Spread)
+
+
+def spread_of(keys: Tensor, moment: Tensor | None) -> Spread:
+    """Of keys `[n, kv_heads, d]`, a sample. moment: `[kv_heads, d, d]`, of any scale; None: it is not known."""
     x = keys.transpose(0, 1).double()
-    d = x.shape[-1]
     mean = x.mean(1)
     x = x - mean[:, None]
-    eye = torch.eye(d, dtype=x.dtype, device=x.device)
-    cost = eye.expand(len(x), d, d).clone() if moment is None else moment.to(x)
-    size = cost.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-    cost = cost + FLOOR * size[:, None, None] * eye
-    return mean.cpu(), (x.mT @ x / x.shape[1]).cpu(), cost.cpu()
+    known = torch.eye(x.shape[-1]).expand(len(x), -1, -1) if moment is None else moment
+    return Spread(mean.cpu(), (x.mT @ x / x.shape[1]).cpu(), known.cpu())
 
 
 def _eigh(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,20 +196,22 @@ def _eigh(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def fit(mean: Tensor, cov: Tensor, cost: Tensor, planes: int) -> Sketcher:
-    """Of `spread_of`, of any number of heads."""
+def fit(spread: Spread, planes: int) -> Sketcher:
+    """The best tables for these keys and queries, of any number of heads."""
+    mean, cov, cost = (x.double() for x in spread)
     d = mean.shape[-1]
-    values, axes = _eigh(cost)
+    size = cost.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    values, axes = _eigh(cost + FLOOR * size[:, None, None] * torch.eye(d, dtype=cost.dtype))
     values = values.clamp_min(values[:, -1:] * 1e-12)
     root = (axes * values.sqrt()[:, None]) @ axes.mT
     inverse = (axes / values.sqrt()[:, None]) @ axes.mT
-    spread, main = _eigh(root @ cov @ root)
-    spread = spread.clamp_min(spread[:, -1:] * 1e-12).clamp_min(1e-30)
-    bits, channel, bit = _deal(spread, planes)
-    order = _order(spread.sqrt().gather(1, channel) * (1 << bit) * _steps(bits.gather(1, channel)))
+    variance, main = _eigh(root @ cov @ root)
+    variance = variance.clamp_min(variance[:, -1:] * 1e-12).clamp_min(1e-30)
+    bits, channel, bit = _deal(variance, planes)
+    order = _order(variance.sqrt().gather(1, channel) * (1 << bit) * _steps(bits.gather(1, channel)))
     channel, bit = (x.gather(1, order).repeat_interleave(PAIR, 1) for x in (channel, bit))
     bit = bit + torch.arange(planes, device=bit.device) % PAIR
-    known = _steps(bits) * spread.sqrt()
+    known = _steps(bits) * variance.sqrt()
     to, back = main.mT @ root, inverse @ main
     per = channel[:, :, None].expand(-1, -1, d)
     step, half = known.gather(1, channel), (1 << bits.gather(1, channel)) / 2

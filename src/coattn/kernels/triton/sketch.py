@@ -16,24 +16,23 @@ ROWS = 128
 
 @triton.jit
 def _worth(
-    q_ptr, worth_ptr, base_ptr, seq_ptr, out_ptr, rest_ptr, scale, kv_heads, q_seq, q_head,
+    q_ptr, worth_ptr, base_ptr, out_ptr, rest_ptr, scale, kv_heads, q_seq, q_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, PLANES: tl.constexpr, PIECE: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What each plane is worth to each query head of a group, and what a key without planes scores."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    at = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
     g, d, p = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, PIECE)
     real, inside = g < GROUP, d < D
     q_at = q_ptr + row * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & inside[None, :], other=0.0)
-    base = tl.load(base_ptr + at * D + d, mask=inside, other=0.0)
+    base = tl.load(base_ptr + head * D + d, mask=inside, other=0.0)
     to = (row * kv_heads + head) * GROUP + g
     tl.store(rest_ptr + to, tl.sum(q.to(tl.float32) * base[None, :], 1) * scale, mask=real)
     for first in range(0, PLANES, PIECE):
         plane = first + p
         mask = (plane < PLANES)[:, None] & inside[None, :]
-        worth = tl.load(worth_ptr + (at * PLANES + plane[:, None]) * D + d[None, :], mask=mask, other=0.0)
+        worth = tl.load(worth_ptr + (head * PLANES + plane[:, None]) * D + d[None, :], mask=mask, other=0.0)
         found = tl.dot(q, tl.trans(worth), input_precision=PRECISION) * scale
         place = out_ptr + to[:, None] * PLANES + plane[None, :]
         tl.store(place, found.to(out_ptr.dtype.element_ty), mask=real[:, None] & (plane < PLANES)[None, :])
@@ -100,7 +99,7 @@ def score_sketch(q: Tensor, keys: Sketched, scale: float, softcap: float | None,
     sizes = {"GROUP": group, "GROUP_PAD": max(16, triton.next_power_of_2(group))}
     precision = "ieee" if plain else "tf32"
     _worth[(rows, kv_heads)](
-        q, sketcher.worth, sketcher.base, seq, worth, rest, scale, kv_heads, q.stride(0), q.stride(1),
+        q, sketcher.worth, sketcher.base, worth, rest, scale, kv_heads, q.stride(0), q.stride(1),
         **sizes, PLANES=planes, PIECE=min(64, triton.next_power_of_2(planes)), D=d,
         D_PAD=max(16, triton.next_power_of_2(d)), PRECISION=precision, num_warps=4,
     )  # fmt: skip
@@ -119,7 +118,7 @@ def score_sketch(q: Tensor, keys: Sketched, scale: float, softcap: float | None,
 
 @triton.jit
 def _flush(
-    gpu_ptr, kept_ptr, block_ptr, to_ptr, seq_ptr, of_ptr, start_ptr, half_ptr, bit_ptr, kv_heads,
+    gpu_ptr, kept_ptr, block_ptr, to_ptr, of_ptr, start_ptr, half_ptr, bit_ptr,
     gpu_block, gpu_head, kept_block, kept_head,
     BLOCK: tl.constexpr, BLOCK_PAD: tl.constexpr, WORDS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -127,13 +126,12 @@ def _flush(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     to = tl.load(to_ptr + row).to(tl.int64)
     if to >= 0:
-        at = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
         source = gpu_ptr + tl.load(block_ptr + row).to(tl.int64) * gpu_block + head * gpu_head
         r, d, i = tl.arange(0, BLOCK_PAD), tl.arange(0, D_PAD), tl.arange(0, 32)
         inside = d < D
         keys = tl.load(source + r[:, None] * D + d[None, :], mask=(r < BLOCK)[:, None] & inside[None, :], other=0.0)
         for word in range(WORDS):
-            plane = at * (WORDS * 32) + word * 32 + i
+            plane = head * (WORDS * 32) + word * 32 + i
             of = tl.load(of_ptr + plane[:, None] * D + d[None, :], mask=inside[None, :], other=0.0)
             half = tl.load(half_ptr + plane)
             steps = tl.dot(keys, tl.trans(of), input_precision=PRECISION) - tl.load(start_ptr + plane)[None, :]
@@ -144,11 +142,11 @@ def _flush(
             tl.store(kept_ptr + to * kept_block + head * kept_head + r * WORDS + word, found, mask=r < BLOCK)
 
 
-def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, seq: Tensor, sketcher: Sketcher) -> None:
+def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, sketcher: Sketcher) -> None:
     """See `kernels/sketch.py`."""
     (_, kv_heads, size, words), d = kept.shape, gpu.shape[-1]
     _flush[(len(block), kv_heads)](
-        gpu, kept, block, to, seq, sketcher.of, sketcher.start, sketcher.half, sketcher.bit, kv_heads,
+        gpu, kept, block, to, sketcher.of, sketcher.start, sketcher.half, sketcher.bit,
         gpu.stride(0), gpu.stride(1), kept.stride(0), kept.stride(1),
         BLOCK=size, BLOCK_PAD=max(16, triton.next_power_of_2(size)), WORDS=words, D=d,
         D_PAD=max(16, triton.next_power_of_2(d)), PRECISION="ieee" if gpu.dtype == torch.float32 else "tf32",

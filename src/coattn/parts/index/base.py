@@ -28,7 +28,7 @@ class Index(Part):
     resumes: ClassVar[bool] = False
     """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
     by_sequence: ClassVar[bool] = False
-    """Whether what it keeps of a block hangs on the whole sequence: then a block is in one sequence at a time."""
+    """Whether what it keeps of a block hangs on the whole sequence: then requests share none."""
 
     cache: KVCache = field(init=False, repr=False)
 

@@ -10,7 +10,8 @@ from coattn.errors import InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.converted import Progress, silent
 from coattn.hf.load import Loaded
-from coattn.kernels.quantise.skew import Skew, SkewOrigin, save, skew_of
+from coattn.kernels.quantise.layer_file import TextOrigin
+from coattn.kernels.quantise.skew import SKEWS, Skew, skew_of
 from coattn.step.probe import Probe
 from coattn.text import Text
 from coattn.tools.calibrate.reading import read, tokens_of
@@ -51,7 +52,7 @@ def write_skew(loaded: Loaded, text: Text, target: Path, *, length: int, progres
         raise InputError(f"{text.name} has no tokens.", "Give a longer text.")
     skews = read_skews(loaded.model, ids, progress)
     marks = tuple(shape.mark for shape in describe_layers(loaded.model))
-    origin = SkewOrigin(loaded.name, text.name, text.sha256, len(ids), marks)
-    save(target, {layer: skew for layer, (skew, _) in enumerate(skews)}, origin)
+    origin = TextOrigin(loaded.name, text.name, text.sha256, len(ids), marks)
+    SKEWS.save(target, {layer: skew for layer, (skew, _) in enumerate(skews)}, origin)
     kept = [share for _, share in skews]
     return {"skew": str(target), "model": loaded.name, "text": text.name, "tokens": len(ids), "kept": kept}

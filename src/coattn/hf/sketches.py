@@ -1,0 +1,132 @@
+"""How a model's keys spread, measured once for each model: by that `auto` sketches the keys of every prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from coattn.cache.ledger import Ledger
+from coattn.errors import ConfigError, InputError
+from coattn.hf.converted import Progress, cache_dir, silent
+from coattn.hf.fingerprint import config_fingerprint, read_by
+from coattn.hf.forward import Session
+from coattn.hf.load import Loaded
+from coattn.kernels.quantise.layer_file import TextOrigin
+from coattn.kernels.quantise.sketch import SPREADS, Spread
+from coattn.method.row import Composed, compose
+from coattn.method.table import METHODS
+from coattn.step.probe import Probe
+from coattn.step.runtime import Runtime
+from coattn.text import Text, default_text
+from coattn.types import LayerShape, Step
+
+PIECES = 8
+"""Stretches of a text that are read, each by itself."""
+CHANNEL_TOKENS = 4
+"""Tokens of each, for every channel of a head."""
+SKIPPED_TOKENS = 4
+"""First tokens of each: their keys are like no others."""
+LONGEST = 131_072
+"""Positions over which they are spread, where the model has so many: rotation turns keys differently at each."""
+
+log = logging.getLogger("coattn")
+
+
+class KeySpread(Probe):
+    """Adds up what `Spread` says of every layer."""
+
+    def __init__(self, layers: Sequence[LayerShape]) -> None:
+        sizes = [(s.kv_heads, s.head_dim) for s in layers]
+        self.count = 0
+        self.sums = [torch.zeros(h, d, dtype=torch.double) for h, d in sizes]
+        self.squares = [torch.zeros(h, d, d, dtype=torch.double) for h, d in sizes]
+        self.moments = [torch.zeros(h, d, d, dtype=torch.double) for h, d in sizes]
+
+    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        keys = k[SKIPPED_TOKENS:].transpose(0, 1).double().cpu()
+        grouped = q[SKIPPED_TOKENS:].view(len(q) - SKIPPED_TOKENS, len(keys), -1, q.shape[-1])
+        queries = grouped.transpose(0, 1).flatten(1, 2).double().cpu()
+        self.count += keys.shape[1] if layer == 0 else 0
+        self.sums[layer] += keys.sum(1)
+        self.squares[layer] += keys.mT @ keys
+        self.moments[layer] += queries.mT @ queries
+
+    def layers(self) -> dict[int, Spread]:
+        """By layer, in 32 bits."""
+        found = {}
+        for i, (total, square, moment) in enumerate(zip(self.sums, self.squares, self.moments, strict=True)):
+            mean = total / self.count
+            cov = square / self.count - mean[:, :, None] * mean[:, None, :]
+            found[i] = Spread(mean.float(), cov.float(), (moment / self.count).float())
+        return found
+
+
+@torch.inference_mode()
+def measure(session: Session, ids: Tensor, most: int | None, progress: Progress = silent) -> dict[int, Spread]:
+    """By layer, from stretches of a text `[tokens]`, evenly spaced. most: positions that the model has."""
+    length = min(CHANNEL_TOKENS * max(shape.head_dim for shape in session.layers), len(ids), most or LONGEST)
+    if length <= SKIPPED_TOKENS:
+        raise InputError(f"The text has {len(ids)} tokens, too few to measure keys.", "Give a longer text.")
+    probe, furthest = KeySpread(session.layers), min(LONGEST, most or LONGEST) - length
+    for i in range(PIECES):
+        start, first = (room * i // (PIECES - 1) for room in (len(ids) - length, furthest))
+        part = ids[start : start + length].to(session.device)
+        runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, length, probes=[probe])
+        try:
+            running = runtime.begin(Step.of((0,), (0,), (length,)))
+            positions = torch.arange(first, first + length, device=session.device)
+            session.forward(runtime, running, part, positions, None)
+            runtime.commit(running)
+        finally:
+            runtime.release()
+        progress("measuring keys", i + 1, PIECES)
+    return probe.layers()
+
+
+def write_spreads(
+    loaded: Loaded, session: Session, text: Text, target: Path, progress: Progress = silent, most: int | None = None
+) -> int:
+    """Writes a file for the parameter `sketch` -> tokens that were read. most: of the text that are encoded."""
+    ids = loaded.tokenizer(text.body[:most], return_tensors="pt", verbose=False).input_ids[0]
+    spreads = measure(session, ids, loaded.positions, progress)
+    tokens = min(len(ids), PIECES * CHANNEL_TOKENS * max(shape.head_dim for shape in session.layers))
+    marks = tuple(shape.mark for shape in session.layers)
+    SPREADS.save(target, spreads, TextOrigin(loaded.name, text.name, text.sha256, tokens, marks))
+    return tokens
+
+
+def folder() -> Path:
+    """Where measured files are kept."""
+    return cache_dir() / "sketches"
+
+
+def with_sketches(composed: Composed, loaded: Loaded, session: Session, progress: Progress = silent) -> Composed:
+    """The row, with the model's own file where it takes one and none was given; measured now if there is none yet."""
+    if composed.exact or loaded.tokenizer is None or composed.params.get("sketch", "") is not None:
+        return composed
+    known = [(f"{s.mark:.3e}" if s.mark is not None else read_by(loaded.model), str(s.dtype)) for s in session.layers]
+    about = repr((SPREADS.form, config_fingerprint(loaded.model), known))
+    path = folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.safetensors"
+    try:
+        SPREADS.read_origin(str(path))
+    except ConfigError:  # it is not there, or is damaged
+        unfinished = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_spreads(loaded, session, default_text(), unfinished, progress, most=200_000)
+            os.replace(unfinished, path)
+        except OSError as error:
+            log.warning("What `auto` measures of a model cannot be kept in %s: %s.", path.parent, error.strerror)
+            return composed
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
+    return replace(composed, params={**composed.params, "sketch": str(path)})
