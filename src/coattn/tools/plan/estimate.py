@@ -182,7 +182,7 @@ def _auto(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
     heads, d = model.kv_heads, model.head_dim
     planes, places, slots = 2 * d, pool_tokens(stored), batch + 1
     sketches = batch * stored * heads * planes // 8
-    tables = slots * heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d)
+    tables = heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d)
     books = slots * heads * (4 * stored + 8 * places + 8 * FRESH + 16) + 264 * slots * model.q_heads
     rows = batch * places * heads * (2 * d + 6) + slots * heads * (8 * d + 8)
     window = batch * WINDOW_TOKENS["auto"] * model.token_bytes
