@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
+from tests.hf.test_table import small
 from torch import Tensor
 
 import coattn
+from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.query import query_of
 from coattn.kernels.rotate import rotate
@@ -75,3 +77,17 @@ def test_a_rotation_that_follows_the_length_is_known_as_such() -> None:
     model = tiny("llama")
     model.get_decoder().rotary_emb.rope_type = "dynamic"
     assert [shape.rope.frequencies for shape in Ahead(model).shapes if shape.rope] == [(), (), ()]
+
+
+def test_layers_that_do_not_turn_their_queries_are_known() -> None:
+    assert Ahead(small("smollm3", 0)).turns == [True, True, True, False]
+
+
+@pytest.mark.parametrize("family", ["phi", "hunyuan_v1_dense", "gpt2", "ministral3"])
+def test_queries_that_are_made_otherwise_are_not_predicted(family: str) -> None:
+    model = small(family, 0)
+    if family == "ministral3":
+        Ahead(model)  # what it scales its queries by is 1 at first
+        model.config.rope_parameters["original_max_position_embeddings"] = 64
+    with pytest.raises(UnsupportedError, match="predicts queries one layer ahead"), coattn.attach(model, "scout"):
+        pass

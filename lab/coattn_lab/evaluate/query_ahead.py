@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from coattn.hf.architectures import attention_modules, describe_layers, layers_of
-from coattn.hf.query import norm_of, query_of
+from coattn.hf.query import norms_of, query_of
 from coattn_lab.evaluate.look import Shown
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class QueryAhead:
         self.modules = attention_modules(model)
         self.shapes = describe_layers(model)
         self.layers = layers_of(model)
-        self.norms = [norm_of(layer) for layer in self.layers]
+        self.norms = norms_of(model)
         self.shown: Shown | None = None
         self._inputs: dict[int, Tensor] = {}
         self._predicted: dict[int, dict[str, Tensor]] = {}

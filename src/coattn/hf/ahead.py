@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coattn.errors import UnsupportedError
-from coattn.hf.architectures import TURNED, attention_modules, describe_layers, layers_of
+from coattn.hf.architectures import attention_modules, describe_layers, layers_of
 from coattn.hf.attention import ModelUser, pack
-from coattn.hf.query import norm_of, query_of, rope_of, scale_of
+from coattn.hf.families import positions
+from coattn.hf.probe import look_at, routed_to
+from coattn.hf.query import norms_of, not_known, query_of, rope_of
 
 
 class Ahead:
@@ -23,24 +25,51 @@ class Ahead:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        if model.config.model_type not in TURNED:
-            raise UnsupportedError(
-                f"How models of family {model.config.model_type!r} make their queries is not known, and this method "
-                "predicts queries one layer ahead.",
-                "Choose a method that does not, such as cpu or auto.",
-            )
         self.model, self.shapes = model, describe_layers(model)
         self.modules = attention_modules(model)
         self.layers = layers_of(model)
-        self.norms = [norm_of(layer) for layer in self.layers]
-        self.scales = [scale_of(*pair) for pair in zip(self.modules, self.shapes, strict=True)]
+        self.norms = norms_of(model)
+        self.scales = [seen.scale for seen in look_at(model)]
+        self.turns = self._check()
+
+    @torch.no_grad()
+    def _check(self) -> list[bool]:
+        """Of each layer, whether its queries are turned by their positions: its module is run on a random input.
+
+        Raises UnsupportedError where the module makes other queries than `query_of`.
+        """
+        most, random = positions(self.model.config) or 512, torch.Generator().manual_seed(0)
+        given = torch.randn(1, 2, int(self.model.config.hidden_size), generator=random)
+        ids, turns, made = torch.tensor([[most - 2, most - 1]]), list[bool](), list[Tensor]()
+
+        def keep(_: Any, query: Tensor, *__: Any, **___: Any) -> tuple[Tensor, None]:
+            made.append(query)
+            return query.transpose(1, 2), None
+
+        for i, (module, shape) in enumerate(zip(self.modules, self.shapes, strict=True)):
+            x, at = given.to(shape.device, shape.dtype), ids.to(shape.device)
+            try:
+                rope = rope_of(self.model, i, x, {"position_ids": at})
+                call = {"hidden_states": x, "position_embeddings": rope, "position_ids": at, "attention_mask": None}
+                taken = inspect.signature(module.forward).parameters
+                if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+                    call = {name: value for name, value in call.items() if name in taken}
+                with routed_to(module.config, keep):
+                    module(**call)
+                fits = [_near(query_of(module, shape, x, r), made[-1]) for r in ([rope, None] if rope else [None])]
+            except Exception as error:  # the module is another family's, and may want anything
+                raise not_known(self.model) from error
+            if not any(fits):
+                raise not_known(self.model)
+            turns.append(rope is not None and fits[0])
+        return turns
 
     def predict(self, layer: int, hidden: Tensor, options: dict[str, Any], norm: int) -> Tensor:
         """hidden `[batch, t, hidden_size]`, the input of the layer before, and the options of its call ->
         `[batch, q_heads, t, d]`. norm: the layer under whose input norm.
         """
         device = self.shapes[layer].device
-        rope = rope_of(self.model, layer, hidden, options)
+        rope = rope_of(self.model, layer, hidden, options) if self.turns[layer] else None
         there = None if rope is None else (rope[0].to(device), rope[1].to(device))
         fused = getattr(self.layers[layer].forward, "query", None)
         under = getattr(self.layers[norm].forward, "norms", None)
@@ -70,3 +99,7 @@ class Ahead:
                 runtime.predict(running, following, q, self.scales[following])
 
         return call
+
+
+def _near(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and bool((x - y).norm() <= 0.02 * y.norm())  # bfloat16 rounds to 0.4%

@@ -41,12 +41,18 @@ class Attention:
     scale: float
     sliding_window: int | None
     softcap: float | None
+    norm: str | None
+    """Of the layer's module, the norm between its input and the attention; "": there is none; None: something else."""
 
     @property
     def layer(self) -> str:
         """Of the decoder layer's module: the member of a list that the attention is in."""
-        names = self.name.split(".")
-        return ".".join(names[: 1 + next((i for i, name in enumerate(names) if name.isdigit()), len(names))])
+        return _layer_of(self.name)
+
+
+def _layer_of(name: str) -> str:
+    names = name.split(".")
+    return ".".join(names[: 1 + next((i for i, name in enumerate(names) if name.isdigit()), len(names))])
 
 
 def look_at(model: PreTrainedModel) -> tuple[Attention, ...]:
@@ -78,9 +84,18 @@ def _look(kind: Callable[[Any], nn.Module], given: Given) -> tuple[Attention, ..
     family, config = str(given.config.model_type), given.config
     config._attn_implementation_internal, config._experts_implementation = "eager", "batched_mm"
     seen: list[Attention] = []
+    modules: dict[str, nn.Module] = {}
     names: dict[nn.Module, str] = {}
     windows: dict[int, tuple[Any, Any]] = {}
     masks: list[Tensor] = []
+    inputs: dict[nn.Module, Any] = {}
+    outputs: dict[nn.Module, Any] = {}
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs[module] = args[0] if args else kwargs.get("hidden_states")
+
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        outputs[module] = output
 
     def mask(q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **_: Any) -> Tensor:
         masks.append(torch.empty(1, 1, q_length, kv_length, device="meta"))
@@ -110,15 +125,25 @@ def _look(kind: Callable[[Any], nn.Module], given: Given) -> tuple[Attention, ..
             raise UnsupportedError(f"{said} attends under a mask that is neither causal nor a sliding window.", HINT)
         cap = options.get("softcap")
         scale = head_dim**-0.5 if scaling is None else float(scaling)
-        seen.append(Attention(names[module], q_heads, key.shape[1], head_dim, scale, window, cap and float(cap)))
+        whole, given = modules[_layer_of(names[module])], inputs[module]
+        norms = [
+            name
+            for name, child in whole.named_children()
+            if outputs.get(child) is given and inputs[child] is inputs[whole]
+        ]
+        norm = norms[0] if norms else "" if given is inputs[whole] else None
+        seen.append(Attention(names[module], q_heads, key.shape[1], head_dim, scale, window, cap and float(cap), norm))
         return query.transpose(1, 2), None
 
     try:
-        with quiet(), torch.device("meta"), torch.no_grad(), _registered(attend, mask):
+        with quiet(), torch.device("meta"), torch.no_grad(), registered(attend, mask):
             decoder: Any = kind(config).eval()
-            names |= {module: name for name, module in decoder.named_modules()}
-            for each in [getattr(module, "config", config) for module in names]:
-                each._attn_implementation_internal = NAME
+            modules |= dict(decoder.named_modules())
+            names |= {module: name for name, module in modules.items()}
+            for module in names:
+                module.register_forward_pre_hook(enter, with_kwargs=True)
+                module.register_forward_hook(leave)
+                getattr(module, "config", config)._attn_implementation_internal = NAME
             ids = torch.zeros(1, TOKENS, dtype=torch.long)
             decoder(input_ids=ids, attention_mask=ids + 1, position_ids=ids, use_cache=False)
     except CoattnError:
@@ -155,7 +180,7 @@ def _window(allowed: Any, size: int | None) -> int | None:
 
 
 @contextmanager
-def _registered(attend: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
+def registered(attend: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
     """Transformers knows an attention of this name inside the block; one block at a time."""
     with _running:
         ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
@@ -165,3 +190,15 @@ def _registered(attend: Callable[..., Any], mask: Callable[..., Any]) -> Iterato
         finally:
             for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
                 type(functions)._global_mapping.pop(NAME, None)
+
+
+@contextmanager
+def routed_to(config: Any, attend: Callable[..., Any]) -> Iterator[None]:
+    """Modules with this config hand their queries to `attend` inside the block."""
+    before = config._attn_implementation_internal
+    with registered(attend, lambda **_: None):
+        config._attn_implementation_internal = NAME
+        try:
+            yield
+        finally:
+            config._attn_implementation_internal = before

@@ -11,10 +11,11 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from coattn.errors import UnsupportedError
+from coattn.hf.architectures import layers_of
+from coattn.hf.probe import look_at
 from coattn.hf.stored import is_plain
 from coattn.types import LayerShape
 
-NORMS = ("input_layernorm", "self_attn_layer_norm")
 Rope = tuple[Tensor, Tensor]
 """Cosine and sine, `[batch, t, rotated]` each."""
 
@@ -24,22 +25,15 @@ def query_of(module: Any, shape: LayerShape, hidden: Tensor, rope: Rope | None) 
 
     rope: None for models without it. Tested against the module's own forward for every family.
     """
-    q = _project(module, shape, hidden)
-    if getattr(module, "q_norm", None) is not None:
-        q = module.q_norm(q)
+    q, norm = _project(module, shape, hidden), getattr(module, "q_norm", None)
+    if norm is not None:  # of each head, or of all together
+        wide = getattr(norm, "weight", q[0, 0, 0]).numel() == shape.q_heads * shape.head_dim
+        q = norm(q.flatten(2)).view_as(q) if wide else norm(q)
     q = q.transpose(1, 2)
     if rope is None:
         return q
     rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
     return cast("Tensor", rotate(q, q[:, :0], *rope)[0])
-
-
-def scale_of(module: Any, shape: LayerShape) -> float:
-    """What an attention module multiplies its scores with."""
-    if module.config.model_type == "opt":
-        return 1.0  # it has scaled its queries
-    scaling = getattr(module, "scaling", None)
-    return shape.head_dim**-0.5 if scaling is None else float(scaling)
 
 
 def _project(module: Any, shape: LayerShape, hidden: Tensor) -> Tensor:
@@ -60,13 +54,22 @@ def _project(module: Any, shape: LayerShape, hidden: Tensor) -> Tensor:
     return cast("Tensor", each[..., : shape.head_dim])
 
 
-def norm_of(layer: nn.Module) -> nn.Module:
-    """The norm between a decoder layer's input and its attention."""
-    for name in NORMS:
-        if isinstance(getattr(layer, name, None), nn.Module):
-            return cast("nn.Module", getattr(layer, name))
-    raise UnsupportedError(
-        f"{type(layer).__name__} has no input norm that is known by name.", f"Known: {', '.join(NORMS)}."
+def norms_of(model: PreTrainedModel) -> list[nn.Module]:
+    """Of each layer, the norm between its input and its attention; where there is none, a module that does nothing."""
+    norms = []
+    for seen, layer in zip(look_at(model), layers_of(model), strict=True):
+        if seen.norm is None:
+            raise not_known(model)
+        norms.append(layer.get_submodule(seen.norm) if seen.norm else nn.Identity())
+    return norms
+
+
+def not_known(model: PreTrainedModel) -> UnsupportedError:
+    """For methods that need queries one layer ahead."""
+    return UnsupportedError(
+        f"How models of family {model.config.model_type!r} make their queries is not known, and this method predicts "
+        "queries one layer ahead.",
+        "Choose a method that does not, such as cpu or auto.",
     )
 
 
@@ -75,10 +78,9 @@ def rope_of(model: PreTrainedModel, layer: int, hidden: Tensor, options: dict[st
 
     Models whose kinds of layers rotate differently (Gemma 3) make it anew; the others share one.
     """
-    shared = options.get("position_embeddings")
-    if shared is None:
-        return None
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
-    if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
-        return cast("Rope", shared)
-    return cast("Rope", rotary(hidden, options["position_ids"], model.config.layer_types[layer]))
+    shared = options.get("position_embeddings")
+    if rotary is None or (shared is None and "position_embeddings" in options):
+        return shared
+    kind = (model.config.layer_types[layer],) if "layer_type" in inspect.signature(rotary.forward).parameters else ()
+    return cast("Rope", rotary(hidden, options["position_ids"], *kind)) if kind or shared is None else shared
