@@ -12,7 +12,6 @@ from coattn.types import LayerShape
 from coattn_lab.evaluate.attention import analyse
 from coattn_lab.evaluate.locality import Drift, block_bound, block_mass, changed, entries_for, mass_of
 from coattn_lab.evaluate.look import attention_weights
-from coattn_lab.evaluate.query_ahead import QueryAhead
 
 IDS = torch.randint(3, 160, (150,), generator=torch.Generator().manual_seed(4))
 

@@ -27,8 +27,8 @@ class TurnedSinks:
         for shape in spec.layers.values() if counted else ():
             if shape.rope is not None and not shape.rope.frequencies:
                 raise ConfigError(
-                    "This model turns its keys by how long the text is, or in a way that is not known: positions cannot "
-                    "be counted in the cache.",
+                    "This model turns its keys by how long the text is, or in a way that is not known, so positions "
+                    "cannot be counted in the cache.",
                     "Set positions=text.",
                 )
         self.spec, self.block, self.sinks = spec, block, sinks
