@@ -136,7 +136,7 @@ def auto(**options: Any) -> None:
     key as many bits as pay by that. An engine measures it by itself, once for each model, on a text that ships with
     Python. Give the file to the method with `--set sketch=FILE`.
     """
-    from coattn.tools.calibrate.sketches import write_sketch
+    from coattn.hf.sketches import write_sketch
 
     made = run(options, write_sketch)
     show(options, made, f"{made['layers']} layers, {made['tokens']:,} tokens", "auto", "sketch")

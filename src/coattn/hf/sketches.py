@@ -6,9 +6,10 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ CHANNEL_TOKENS = 4
 """Tokens of each, for every channel of a head."""
 SKIPPED_TOKENS = 4
 """First tokens of each: their keys are like no others."""
+LETTERS = 64
+"""Of a text for each token that is read: pieces are drawn from so much of it."""
 LONGEST = 131_072
 """Positions over which they are spread, where the model has so many: rotation turns keys differently at each."""
 
@@ -91,16 +94,19 @@ def measure(session: Session, ids: Tensor, most: int | None, progress: Progress 
     return probe.layers()
 
 
-def write_spreads(
-    loaded: Loaded, session: Session, text: Text, target: Path, progress: Progress = silent, most: int | None = None
-) -> int:
-    """Writes a file for the parameter `sketch` -> tokens that were read. most: of the text that are encoded."""
-    ids = loaded.tokenizer(text.body[:most], return_tensors="pt", verbose=False).input_ids[0]
-    spreads = measure(session, ids, loaded.positions, progress)
-    tokens = min(len(ids), PIECES * CHANNEL_TOKENS * max(shape.head_dim for shape in session.layers))
-    marks = tuple(shape.mark for shape in session.layers)
-    SPREADS.save(target, spreads, TextOrigin(loaded.name, text.name, text.sha256, tokens, marks))
-    return tokens
+def write_sketch(
+    loaded: Loaded, text: Text, target: Path, session: Session | None = None, progress: Progress = silent
+) -> dict[str, Any]:
+    """Writes a file for the parameter `sketch` -> what `coattn calibrate` says of it. session: where one is open."""
+    with Session(loaded.model) if session is None else nullcontext(session) as opened:
+        shapes = opened.layers
+        most = PIECES * CHANNEL_TOKENS * max(shape.head_dim for shape in shapes)
+        ids = loaded.tokenizer(text.body[: LETTERS * most], return_tensors="pt", verbose=False).input_ids[0]
+        spreads = measure(opened, ids, loaded.positions, progress)
+    tokens = min(len(ids), most)
+    origin = TextOrigin(loaded.name, text.name, text.sha256, tokens, tuple(shape.mark for shape in shapes))
+    SPREADS.save(target, spreads, origin)
+    return {"sketch": str(target), "model": loaded.name, "text": text.name, "tokens": tokens, "layers": len(shapes)}
 
 
 def folder() -> Path:
@@ -121,7 +127,7 @@ def with_sketches(composed: Composed, loaded: Loaded, session: Session, progress
         unfinished = path.with_suffix(f".{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_spreads(loaded, session, default_text(), unfinished, progress, most=200_000)
+            write_sketch(loaded, default_text(), unfinished, session, progress)
             os.replace(unfinished, path)
         except OSError as error:
             log.warning("What `auto` measures of a model cannot be kept in %s: %s.", path.parent, error.strerror)
