@@ -143,6 +143,11 @@ def render_chat(
         raise InputError("This model has no chat template.", "Give the prompt as text.")
     if not all(isinstance(each.get("role"), str) and "content" in each for each in messages):
         raise InputError("A chat message lacks its role or its content.", HOW)
+    parts = [part for each in messages if isinstance(each["content"], list) for part in each["content"]]
+    kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in parts]
+    other = next((kind for kind in kinds if kind != "text"), None)
+    if other is not None:
+        raise InputError(f"A chat message has a part of type {other!r}, but only text can be read.", "Leave it out.")
     try:
         return str(
             tokenizer.apply_chat_template(

@@ -28,6 +28,11 @@ def check_family(model: PreTrainedModel) -> None:
             f"coattn runs models of Transformers, not {model!r}.",
             "Load it first: AutoModelForCausalLM.from_pretrained(...). `coattn.LLM` takes names.",
         )
+    if getattr(model.config, "text_config", None) is not None:
+        raise UnsupportedError(
+            f"{type(model).__name__} also takes images or sound, and coattn runs the language model inside it alone.",
+            "Give the checkpoint by its name or folder to coattn.LLM or coattn.hf.load.load, which load that part.",
+        )
     refused = refuse_family(model.config.to_dict())
     if refused is not None:
         raise refused

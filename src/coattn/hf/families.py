@@ -29,6 +29,19 @@ REASONS = (
 )
 """Keys of a config, and what their models do that coattn does not run."""
 
+WRAPPERS = (
+    "gemma3",
+    "mistral3",
+    "llava",
+    "llava_next",
+    "internvl",
+    "aya_vision",
+    "cohere2_vision",
+    "idefics3",
+    "smolvlm",
+)
+"""Families of checkpoints that also take images, whose language model is loaded alone."""
+
 LOADERS = {
     "awq": "gptqmodel",
     "gptq": "gptqmodel",
@@ -48,7 +61,9 @@ def refusal(config: Mapping[str, Any]) -> UnsupportedError | None:
 
     The first line that `plan`, `generate` and `LLM` say of it, before a weight is fetched or read.
     """
-    return refuse_family(config) or _refuse_weights(config.get("quantization_config") or {})
+    text = config.get("text_config") or {}
+    weights = config.get("quantization_config") or text.get("quantization_config") or {}
+    return refuse_family(config) or _refuse_weights(weights)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -98,12 +113,14 @@ def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:
         config.get("model_type"),
         "Choose a model of another family; docs/families.md lists those that were tested.",
     )
-    inner = (config.get("text_config") or {}).get("model_type")
-    if inner is not None:
+    inner = config.get("text_config") or {}
+    if inner or kind in WRAPPERS:
+        if kind in WRAPPERS:
+            return refuse_family(inner)
         return UnsupportedError(
-            f"Checkpoints of family {kind!r} hold a language model ({inner!r}) inside one that also takes images "
-            "or sound, and coattn runs only checkpoints of a language model alone.",
-            "Choose a checkpoint that holds text alone.",
+            f"Checkpoints of family {kind!r} hold a language model ({inner.get('model_type')!r}) inside one that also "
+            "takes images or sound, and coattn does not know how to load it alone.",
+            f"Choose a checkpoint of text alone, or of one of {', '.join(WRAPPERS)}.",
         )
     if config.get("is_encoder_decoder"):
         return UnsupportedError(f"{kind!r} is an encoder with a decoder, and coattn runs decoders alone.", hint)

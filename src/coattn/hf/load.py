@@ -86,6 +86,7 @@ def load(
         check_config(config.to_dict())  # before any weight is fetched
     with explained(where, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(where, config=config, **options)
+    config, names = _text_part(config)
     if check is not None:
         check(tokenizer, positions(config))
     if not hasattr(config, "quantization_config"):
@@ -97,6 +98,7 @@ def load(
             dtype=number,
             use_safetensors=True,
             output_loading_info=True,
+            key_mapping=names,
             **options,
         )
         if not on_host:
@@ -109,6 +111,18 @@ def load(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Loaded(model, tokenizer, named, where if isinstance(where, Path) else None, sha256)
+
+
+def _text_part(config: Any) -> tuple[Any, dict[str, str] | None]:
+    """Of a checkpoint that also takes images: the config of its language model, and how its weights are named there."""
+    text = getattr(config, "text_config", None)
+    if text is None:
+        return config, None
+    text.tie_word_embeddings = config.tie_word_embeddings
+    if hasattr(config, "quantization_config"):
+        text.quantization_config = config.quantization_config
+    part = r"^(?:model\.)?(?:language_model|text_model)\."
+    return text, {rf"{part}lm_head\.": "lm_head.", rf"{part}(?:model\.)?(?!lm_head)": "model."}
 
 
 def _check_memory(config: Any, dtype: torch.dtype, place: torch.device | None, name: str) -> None:
