@@ -57,6 +57,7 @@ def audit(qualities: tuple[float, ...], settings: tuple[str, ...], **options: An
 
 def run(subject: Subject, results: Any, wanted: dict[str, Any]) -> None:
     """Adds the rows that are missing, with a bar that shows the time left."""
+    from coattn.hf.sketches import with_sketches
     from coattn_lab.evaluate.audited import run as measure
 
     todo = {name: composed for name, composed in wanted.items() if name not in results.done}
@@ -67,7 +68,8 @@ def run(subject: Subject, results: Any, wanted: dict[str, Any]) -> None:
             def report(now: int, _all: int, before: int = number * windows.shape[1], name: str = name) -> None:
                 bar.update(bar.task_ids[0], description=f"quality {name}", completed=before + now)
 
-            results.add({"row": name, **measure(subject.loaded.model, windows, prefill, composed, report)})
+            row = with_sketches(composed, subject.loaded)
+            results.add({"row": name, **measure(subject.loaded.model, windows, prefill, row, report)})
 
 
 def show(result: dict[str, Any], subject: Subject) -> None:

@@ -105,6 +105,7 @@ def sweep_rows(
 
 def run(subject: Subject, results: Any, wanted: dict[str, Row], files: Files | None) -> None:
     """Adds the rows that are missing, with a bar that shows the time left."""
+    from coattn.hf.sketches import with_sketches
     from coattn_lab.evaluate.sweep import compare, full, read
 
     todo = {name: row for name, row in wanted.items() if name not in results.done}
@@ -128,7 +129,7 @@ def run(subject: Subject, results: Any, wanted: dict[str, Row], files: Files | N
         for name, row in todo.items():
             started = time.perf_counter()
             ready = row if files is None else files.complete(row)
-            found = compare(one(name, ready.composed), reference)
+            found = compare(one(name, with_sketches(ready.composed, subject.loaded)), reference)
             results.add({"row": name, **found, **row.size, "seconds": round(time.perf_counter() - started, 1)})
 
 

@@ -67,10 +67,12 @@ def compare_windows(
     composed = compose_method(options)
     target, subject = writable(options["target"]), prepare(options)
 
+    from coattn.hf.sketches import with_sketches
     from coattn.provenance import provenance
     from coattn.tools.evaluate.paired import Comparison
 
     budgets = {name: options[name] for name in ("gpu_kv", "host_kv")}
+    composed = with_sketches(composed, subject.loaded)
     comparison = Comparison(subject.loaded.model, composed, **budgets, probe=probe)
     windows, started = subject.windows, time.perf_counter()
     rows: list[dict[str, Any]] = []

@@ -77,7 +77,9 @@ def generate(
     }
     if fidelity:
         budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        summary["fidelity"] = measure(loaded, ids, result.token_ids, row or report["method"], **budgets, **params)
+        summary["fidelity"] = measure(
+            loaded, ids, result.token_ids, row or report["method"], **budgets, **report["params"]
+        )
     if as_json:
         print_json(summary)
         return

@@ -45,6 +45,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
 
     import torch
 
+    from coattn.hf.sketches import with_sketches
     from coattn.provenance import provenance
     from coattn.step.trace.files import chrome_trace, timeline
     from coattn.tools.bench import prompts
@@ -58,6 +59,7 @@ def trace(target: str, as_json: bool, **options: Any) -> None:
     loaded = load_model(options, check=fits("--context", context, options["model"]))
     if loaded.model.device.type == "cpu":
         tell('This runs on the CPU alone: "GPU" in the trace is the part that a GPU would run.')
+    composed = with_sketches(composed, loaded)
     windows = torch.tensor(prompts(loaded, text, [context] * batch))
     steps = []
     budgets = (options["gpu_kv"], options["host_kv"])

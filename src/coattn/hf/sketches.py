@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, InputError
+from coattn.hf.architectures import describe_layers
 from coattn.hf.converted import Progress, cache_dir, silent
 from coattn.hf.fingerprint import config_fingerprint, read_by
 from coattn.hf.forward import Session
@@ -114,11 +115,16 @@ def folder() -> Path:
     return cache_dir() / "sketches"
 
 
-def with_sketches(composed: Composed, loaded: Loaded, session: Session, progress: Progress = silent) -> Composed:
+def with_sketches(
+    composed: Composed, loaded: Loaded, session: Session | None = None, progress: Progress = silent
+) -> Composed:
     """The row, with the model's own file where it takes one and none was given; measured now if there is none yet."""
     if composed.exact or loaded.tokenizer is None or composed.params.get("sketch", "") is not None:
         return composed
-    known = [(f"{s.mark:.3e}" if s.mark is not None else read_by(loaded.model), str(s.dtype)) for s in session.layers]
+    known = [
+        (f"{s.mark:.3e}" if s.mark is not None else read_by(loaded.model), str(s.dtype))
+        for s in describe_layers(loaded.model)
+    ]
     about = repr((SPREADS.form, config_fingerprint(loaded.model), known))
     path = folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.safetensors"
     try:

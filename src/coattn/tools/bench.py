@@ -16,7 +16,10 @@ from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
 from coattn.hf.families import check_length
 from coattn.hf.load import Loaded
+from coattn.hf.sketches import with_sketches
 from coattn.kernels.prompt.warm import warm
+from coattn.method.row import compose
+from coattn.method.table import find_method
 from coattn.text import Text
 from coattn.tools.evaluate.fidelity import kl_divergence
 from coattn.tools.evaluate.steps import Steps
@@ -79,9 +82,12 @@ def decode(loaded: Loaded, candidate: Candidate, windows: Tensor, new_tokens: in
     makes a token of every sequence.
     """
     count, length = windows.shape
+    composed = with_sketches(compose(find_method(candidate.method), **candidate.params), loaded)
     first, times, kept = length - new_tokens, list[float](), list[Tensor]()
     with (
-        Steps(loaded.model, windows, candidate.method, candidate.gpu_kv, candidate.host_kv, candidate.params) as steps,
+        Steps(
+            loaded.model, windows, composed.method, candidate.gpu_kv, candidate.host_kv, {**composed.params}
+        ) as steps,
         torch.inference_mode(),
     ):
         warm(steps.session.layers, first)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.hf.load import Loaded
+from coattn.hf.sketches import with_sketches
 from coattn.method.row import compose
 from coattn.text import Text
 from coattn.tools.calibrate.codebooks import write_codebook
@@ -22,6 +23,9 @@ Say = Callable[[str], None]
 
 def calibrated(row: Row, loaded: Loaded, text: Text, folder: Path, say: Say) -> Row:
     """The row with the files that it lacks. folder: where they lie, and are found again."""
+    measured = with_sketches(row.composed, loaded)
+    if measured is not row.composed:
+        return replace(row, composed=measured)
     params = row.composed.params
     lacking = [name for name in FILES if name in params and params[name] is None]
     if not lacking or (lacking == ["codebook"] and params["groups"] == 0):
