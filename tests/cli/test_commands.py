@@ -141,14 +141,3 @@ def test_demo(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert rows[name]["gpu_kv"] <= result["gpu_cap"] < rows["full"]["gpu_kv"]
     assert json.loads((tmp_path / "demo" / "demo.json").read_text()) == result
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
-
-
-def test_fidelity_of_a_lossy_method_is_worse_than_that_of_an_exact_one(smollm2: Path, tmp_path: Path) -> None:
-    options = ["eval", "fidelity", "--length", "160", "--decode", "8", "--dtype", "float32"]
-    exact = run_json(*options, "--method", "cpu")
-    target = tmp_path / "lossy.json"
-    lossy = run_json(*options, "--method", "streaming", "--set", "sinks=4", "--set", "recent=28", "--out", str(target))
-    assert exact["kl"] < 1e-6 < 1e-3 < lossy["kl"]
-    assert exact["top1"] == 1.0 > lossy["top1"]
-    assert json.loads(target.read_text())["kl"] == lossy["kl"]
-    assert run_json(*options, "--method", "full")["kl"] == 0.0

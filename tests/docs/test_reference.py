@@ -58,12 +58,6 @@ def test_a_change_is_noticed(
     assert list(script.stale(ROOT)) == [page]
 
 
-def test_a_changed_option_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    option = next(p for p in generate.params if p.name == "max_new_tokens")
-    monkeypatch.setattr(option, "default", 129)
-    assert list(script.stale(ROOT)) == ["docs/reference/cli.md"]
-
-
 def test_a_changed_row_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "cpu", replace(METHODS["cpu"], params={"block": 16}))
     assert list(script.stale(ROOT)) == ["docs/reference/methods.md"]

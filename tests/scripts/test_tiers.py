@@ -2,15 +2,12 @@
 
 import importlib
 import json
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.tiers import function_of, measure, split, timed
+from tests.tiers import function_of, split
 
 pytest_plugins = ["pytester"]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -55,21 +52,6 @@ def test_tiers_end_with_one_line_that_pytest_could_have_written(
     assert lines.index("== quick tests") < lines.index("== slow and model tests")
     names = [line.partition(":")[0] for line in (tmp_path / "tiers").read_text().splitlines()]
     assert names == ["quick tests", "slow and model tests"]
-
-
-def test_tests_are_divided_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load("gpu_run", monkeypatch)
-    monkeypatch.setattr(script, "SLICE_TESTS", 4)
-    files = {
-        name: [f"{name}::test_{i}" for i in range(count)] for name, count in (("a.py", 9), ("b.py", 4), ("c.py", 2))
-    }
-    lists = script.divide(files, 2)
-    assert sorted(test for tests in lists for test in tests) == sorted(
-        test for tests in files.values() for test in tests
-    )
-    assert sorted(map(len, lists)) == [7, 8]
-    assert lists[0][:4] == files["a.py"][:4]
-    assert len(script.divide(files, 80)) == 5
 
 
 def test_tests_that_time_something_run_alone_and_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,36 +104,6 @@ def test_files_that_do_not_import_count_and_stop_nobody(tmp_path: Path, monkeypa
     assert counts == {"failed": 1, "passed": 2, "errors": 1}
 
 
-@pytest.mark.parametrize("broken", [None, "test-native"])
-def test_ci_ends_with_the_time_of_each_tier(broken: str | None, tmp_path: Path) -> None:
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci" / "run").write_bytes((SCRIPTS.parent / ".ci" / "run").read_bytes())
-    make = tmp_path / "make"
-    make.write_text(
-        f"#!/bin/sh\necho making $1\n[ $1 != test ] || echo quick: 1 s >>$COATTN_TIERS\n[ $1 != {broken} ]\n"
-    )
-    make.chmod(0o755)
-    own = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=own, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    told = [re.sub(r"\d+ s", "N s", line) for line in lines[lines.index("== tiers") + 1 :]]
-    if broken is None:
-        assert done.returncode == 0, done.stderr
-        assert told == [
-            "set-up: N s",
-            "lint: N s",
-            "C++ core under sanitizers: N s",
-            "site of docs/: N s",
-            "quick: N s",
-            "all tests: N s",
-            "all: N s",
-        ]
-    else:
-        assert done.returncode == 1
-        assert told == ["set-up: N s", "lint: N s", "C++ core under sanitizers: N s, failed", "all: N s"]
-        assert "making test" not in lines
-
-
 def test_a_long_matrix_is_sampled_and_its_quick_cases_are_few(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(
         test_many="""
@@ -177,17 +129,3 @@ def test_a_long_matrix_is_sampled_and_its_quick_cases_are_few(pytester: pytest.P
     assert len(left_out) == 10 + 1
     assert sum("slow" not in item.keywords for item in kept) == 1 + 0 + 1, "one of each function is 0.5 s at most"
     assert [item.name for item in kept if "test_long" in item.name] == ["test_long[1]"], "those marked slow go first"
-
-
-def test_seconds_of_a_processor_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COATTN_SECONDS", str(tmp_path / "taken"))
-    with timed("tests/a.py::test_b[x y]"):
-        busy = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(60)"
-        process = subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
-        process.stdout.readline()
-    process.kill()
-    process.communicate()
-    (line,) = (tmp_path / "taken").read_text().splitlines()
-    assert 0.15 <= float(line.split()[0]) < 2, "of one that still runs, too"
-    lines = ["2.000 tests/a.py::test_b[x y]\n", "1.000 tests/a.py::test_b[z]\n", "0.900 tests/a.py::test_short\n"]
-    assert measure(lines) == {"tests/a.py::test_b": 1.5}

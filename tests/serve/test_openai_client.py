@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import openai
 import pytest
 from tests.engine.small import END, greedy, prompt
@@ -146,26 +144,6 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
     assert "the server's --max-length" in str(told.value), "what changes it"
     with pytest.raises(openai.BadRequestError, match="10,000"):
         client.completions.create(model="small", prompt="x", max_tokens=10_000)
-
-
-def test_many_at_once_get_what_they_get_alone(server: Running) -> None:
-    async def ask() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-
-            async def one(i: int) -> str | None:
-                got = await client.chat.completions.create(
-                    model="small",
-                    messages=[{"role": "user", "content": f"number {i % 3}"}],
-                    max_tokens=10,
-                    temperature=0,
-                )
-                return got.choices[0].message.content
-
-            return await asyncio.gather(*map(one, range(12)))
-
-    found = asyncio.run(ask())
-    want = [server.llm.submit([{"role": "user", "content": f"number {i}"}], greedy(10)).result().text for i in range(3)]
-    assert found == want * 4
 
 
 def test_answers_have_the_published_shape(server: Running) -> None:
