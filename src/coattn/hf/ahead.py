@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -51,9 +50,6 @@ class Ahead:
             try:
                 rope = rope_of(self.model, i, x, {"position_ids": at})
                 call = {"hidden_states": x, "position_embeddings": rope, "position_ids": at, "attention_mask": None}
-                taken = inspect.signature(module.forward).parameters
-                if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
-                    call = {name: value for name, value in call.items() if name in taken}
                 with routed_to(module.config, keep):
                     module(**call)
                 fits = [_near(query_of(module, shape, x, r), made[-1]) for r in ([rope, None] if rope else [None])]

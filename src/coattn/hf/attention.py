@@ -151,7 +151,7 @@ def attention_forward(
         raise UnsupportedError(
             "Attention weights are not kept, so output_attentions is not supported.", "Leave it out."
         )
-    for name, planned in (("sliding_window", shape.sliding_window), ("softcap", shape.softcap), ("s_aux", None)):
+    for name, planned in (("sliding_window", shape.sliding_window), ("softcap", shape.softcap)):
         if name in options and options[name] != planned:
             raise UnsupportedError(
                 f"Layer {layer} attends with {name}={options[name]!r}, but its config says {planned!r}.", DIFFERS

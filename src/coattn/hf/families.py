@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -142,16 +143,12 @@ def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:
     return None
 
 
+@cache
 def note_family(kind: str) -> None:
     """Logs one sentence, once, where a family has not been tested."""
-    if kind not in FAMILIES and kind not in _noted:
-        _noted.add(kind)
-        logging.getLogger("coattn.hf").warning(
-            "Models of family %r have not been tested with coattn; compare a few answers with Transformers' own.", kind
-        )
-
-
-_noted = set[str]()
+    if kind not in FAMILIES:
+        said = "Models of family %r have not been tested with coattn; compare a few answers with Transformers' own."
+        logging.getLogger("coattn.hf").warning(said, kind)
 
 
 def _refuse_weights(quantised: Mapping[str, Any]) -> UnsupportedError | None:

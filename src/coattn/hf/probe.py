@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -24,8 +23,6 @@ NAME, TOKENS = "coattn_probe", 2
 PASSED = {"position_ids", "use_cache", "output_attentions", "is_causal", "sliding_window", "softcap"}
 """Options of attention functions that are followed or change nothing."""
 HINT = "Choose a model of another family; docs/families.md lists those that were tested."
-KEPT = 64
-"""Configs whose attention is remembered."""
 _running = Lock()
 
 
@@ -61,27 +58,18 @@ def look_at(model: PreTrainedModel) -> tuple[Attention, ...]:
     Raises UnsupportedError for attention that coattn cannot compute.
     """
     decoder: Any = model.get_decoder()
-    kind: Any = type(decoder)
-    return _look(kind, Given(copy.deepcopy(decoder.config)))
+    text = json.dumps({**decoder.config.to_dict(), "name_or_path": None}, sort_keys=True, default=str)
+    key = type(decoder), text
+    if key not in _seen:
+        _seen[key] = _look(type(decoder), copy.deepcopy(decoder.config))
+    return _seen[key]
 
 
-class Given:
-    """A config, equal to others that say the same."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self.text = json.dumps({**config.to_dict(), "name_or_path": None}, sort_keys=True, default=str)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Given) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+_seen: dict[tuple[type, str], tuple[Attention, ...]] = {}
 
 
-@lru_cache(KEPT)
-def _look(kind: Callable[[Any], nn.Module], given: Given) -> tuple[Attention, ...]:
-    family, config = str(given.config.model_type), given.config
+def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...]:
+    family = str(config.model_type)
     config._attn_implementation_internal, config._experts_implementation = "eager", "batched_mm"
     seen: list[Attention] = []
     modules: dict[str, nn.Module] = {}
@@ -126,11 +114,8 @@ def _look(kind: Callable[[Any], nn.Module], given: Given) -> tuple[Attention, ..
         cap = options.get("softcap")
         scale = head_dim**-0.5 if scaling is None else float(scaling)
         whole, given = modules[_layer_of(names[module])], inputs[module]
-        norms = [
-            name
-            for name, child in whole.named_children()
-            if outputs.get(child) is given and inputs[child] is inputs[whole]
-        ]
+        before = [name for name, child in whole.named_children() if outputs.get(child) is given]
+        norms = [name for name in before if inputs[modules[f"{_layer_of(names[module])}.{name}"]] is inputs[whole]]
         norm = norms[0] if norms else "" if given is inputs[whole] else None
         seen.append(Attention(names[module], q_heads, key.shape[1], head_dim, scale, window, cap and float(cap), norm))
         return query.transpose(1, 2), None
