@@ -66,8 +66,10 @@ MOST_BATCH = 1 << 16
 """No batch is larger: lists of every sequence are made before anything else is known."""
 
 
-def check_count(name: str, value: object, least: int, most: int = MOST) -> None:
-    """Raises ConfigError unless `value` is a whole number from `least` to `most`."""
+def check_count(name: str, value: object, least: int, most: int = MOST, *, unset: bool = False) -> None:
+    """Raises ConfigError unless `value` is a whole number from `least` to `most`; unset: or None."""
+    if unset and value is None:
+        return
     if isinstance(value, int) and not isinstance(value, bool) and value > most:
         raise ConfigError(f"{name} is {value:,}, but can be {most:,} at most.", f"Set {name}={most} or less.")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

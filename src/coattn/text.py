@@ -1,14 +1,13 @@
 """Texts to work on: files, standard input, and one that ships with Python."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from coattn.errors import InputError
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A text and where it comes from."""
 
     name: str

@@ -67,8 +67,7 @@ class Recent(CacheConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("sinks", self.sinks, 0)
-        if self.recent is not None:
-            check_count("recent", self.recent, 1)
+        check_count("recent", self.recent, 1, unset=True)
         if self.positions not in ("cache", "text"):
             raise ConfigError(f"positions is {self.positions!r}, but must be cache or text.", "Leave it out for cache.")
 
@@ -112,8 +111,7 @@ class Tiered(CacheConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window_blocks is not None:
-            check_count("window_blocks", self.window_blocks, 1)
+        check_count("window_blocks", self.window_blocks, 1, unset=True)
         check_dtype(self.host_dtype, self.forms)
 
     def is_exact(self) -> bool:

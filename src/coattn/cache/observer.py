@@ -1,8 +1,7 @@
 """Who follows the blocks of a cache: an index, which the cache is made with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -12,8 +11,7 @@ from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 
 
-@dataclass(frozen=True)
-class Filled:
+class Filled(NamedTuple):
     """Blocks of a sequence that a step with many tokens has filled: its blocks `first` and on, at `ids`.
 
     k, v: `[len(ids) * block, kv_heads, d]` on the layer's device.

@@ -34,7 +34,7 @@ def demo(tokens: int, max_new_tokens: int, folder: str, as_json: bool, **options
     from coattn.tools.demo.run import run_demo
 
     loaded = load_model(options)
-    with stages(tell=True) as stage:
+    with stages() as stage:
         result = run_demo(loaded, tokens, max_new_tokens, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
     figure = target.with_suffix(".png")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -57,8 +56,7 @@ text_options = join(
 shared_options = join(text_options, method_options())
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """A model, and the windows of a text that it is evaluated on."""
 
     loaded: Loaded

@@ -76,24 +76,14 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
 
 
 @contextmanager
-def stages(
-    label: str = "", tell: bool = False, wanted: bool = True
-) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A callback `(stage, done, of how many)`, shown as one line on stderr.
-
-    tell: where stderr is not a terminal, a line at the beginning of each.
-    """
-    told = set[str]()
+def stages(label: str = "", wanted: bool = True) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A callback `(stage, done, of how many)`, shown as one line on stderr."""
     with progress_line(wanted, label) as line:
+        yield silent if line is None else line
 
-        def show(stage: str, done: int, total: int | None) -> None:
-            if tell and not err.is_terminal and stage not in told:
-                told.add(stage)
-                err.print(f"{label}{stage} ...", highlight=False)
-            if line is not None:
-                line(stage, done, total)
 
-        yield show
+def silent(*_: Any) -> None:
+    """What hears of progress where nobody looks."""
 
 
 class Notices(logging.Handler):

@@ -41,8 +41,7 @@ class ChunkConfig:
             check_number("target_ms", self.target_ms, 0, above=True)
             if self.chunk is not None:
                 raise ConfigError("Both chunk and target_ms are given.", "Leave one out.")
-        if self.chunk is not None:
-            check_count("chunk", self.chunk, 1)
+        check_count("chunk", self.chunk, 1, unset=True)
 
     def policy(self, exact: bool, on_gpu: bool, layers: int | None) -> ChunkPolicy:
         """What follows from it on this device.

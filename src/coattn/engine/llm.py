@@ -127,12 +127,10 @@ class LLM:
     ) -> None:
         if max_batch is None and sizes:
             max_batch = SLOTS[0]
-        if max_batch is not None:
-            check_count("max_batch", max_batch, 1, MOST_BATCH)
+        check_count("max_batch", max_batch, 1, MOST_BATCH, unset=True)
         for size in sizes or ():
             check_count("sizes", size, 1, max_batch or MOST_BATCH)
-        if max_waiting is not None:
-            check_count("max_waiting", max_waiting, 0)
+        check_count("max_waiting", max_waiting, 0, unset=True)
         # what is wrong is said before a model is loaded
         wanted, chunks = Wanted.of(method, method_params), ChunkConfig(chunk, target_ms)
         tier = DiskConfig.of(disk, disk_memory)
@@ -140,8 +138,7 @@ class LLM:
         asked = Devices.of(devices, device_shares, gpu_kv, device, share)
         host = parse_bytes(host_kv, "host_kv")
         on_host = share is not None or asked.several
-        if max_length is not None:
-            check_count("max_length", max_length, 2)
+        check_count("max_length", max_length, 2, unset=True)
         loaded = open_model(model, dtype, device, on_host, asked.first, max_length, progress)
         self.progress = progress
         self.name, self.model, self.tokenizer = loaded.name, loaded.model, loaded.tokenizer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coattn.errors import UnknownNameError
 from coattn.kernels.blockwise import NAMES
@@ -17,8 +16,7 @@ from coattn.units import format_bytes
 log = logging.getLogger("coattn")
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The method that was named, or those that may be chosen once the model is known."""
 
     named: Composed | None

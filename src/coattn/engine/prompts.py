@@ -26,15 +26,9 @@ class PromptReader(Protocol):
     def threads(self) -> Executor:
         """On which an event loop waits for `read`."""
 
-    def read(
-        self,
-        prompt: Any,
-        *,
-        timeout: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        salt: bytes = b"",
-    ) -> Prefilled | list[int]:
-        """The prompt that was read elsewhere, or its token ids."""
+    @property
+    def read(self) -> Callable[..., Prefilled | list[int]]:
+        """A prompt -> the prompt that was read elsewhere, or its token ids."""
 
     def report(self) -> dict[str, int]:
         """Prompts and tokens that were read elsewhere, and how often that failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from torch import Tensor
 from coattn.native.core import check, check_tensor, elem, extension
 
 
-@dataclass(frozen=True)
-class BlockLayout:
+class BlockLayout(NamedTuple):
     """Byte offsets within one (block, KV head): key rows, value rows, then float16 scales (int8 only).
 
     k_scale, k_min: `[head_size]`; v_scale, v_min: `[block]`. A code c stands for min + scale * c. In blocks of values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +11,7 @@ from coattn.native.call import Call
 from coattn.native.core import check, check_tensor, extension
 
 
-@dataclass(frozen=True)
-class Lists:
+class Lists(NamedTuple):
     """Lists of single entries in blocks of one KV head: rows of `table`, of which `stored` says the lengths.
 
     table: `[lists, width]` int32. stored: `[lists]` int32. base: address of block 0; a block has `block` key rows, then
@@ -39,8 +37,7 @@ class Lists:
         job.base, job.block, job.head_size, job.row_bytes = self.base, self.block, self.head_size, self.row_bytes
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How somebody works beside others: so many entries at a time, whole blocks, then a rest.
 
     rest: by the time that the entries took. stop: `[1]` int32; where somebody sets it, that is all. alone: by the

@@ -7,8 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
@@ -34,8 +33,7 @@ PAUSES = (0.2, 1.0, 5.0, 15.0)
 """Seconds before the engine is opened again, by how often that has failed; the last for all further ones."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """What the engine looked like between two steps."""
 
     at: float

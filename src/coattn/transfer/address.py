@@ -8,8 +8,8 @@ import os
 import socket
 import stat
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from coattn.errors import ConfigError, InputError
 
@@ -18,8 +18,7 @@ CONNECT = 3.0
 """Seconds until a machine that does not answer is given up."""
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """A host and a port, over whose socket the bytes come; or the path of a Unix socket, beside shared memory."""
 
     host: str = ""

@@ -12,8 +12,7 @@ late writes to memory that is no longer read.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ COMPARED = ("configuration", "weights", "tokenizer")
 """Fingerprints that both sides must have alike. The configuration has the rotary embedding, the weights their dtype."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A tensor somewhere in the memory."""
 
     offset: int

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.file import same_mark
@@ -14,8 +13,7 @@ FORMAT = "coattn-heads-1"
 HOW = "Make one with `coattn calibrate duo`."
 
 
-@dataclass(frozen=True)
-class HeadLabels:
+class HeadLabels(NamedTuple):
     """What a file says: of every layer and KV head how it scored, and whether it is a retrieval head."""
 
     model: str
@@ -33,7 +31,7 @@ class HeadLabels:
     text: str = ""
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"format": FORMAT, **self._asdict()}, indent=1) + "\n", encoding="utf-8")
 
     def of(self, layers: Mapping[int, LayerShape], path: str) -> dict[int, list[bool]]:
         """Labels of these layers. Raises ConfigError where they are another model's."""

@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ DEFAULT_WINDOW_TOKENS = 1024
 """Where neither a parameter nor a budget says how many."""
 
 
-@dataclass(frozen=True)
-class DenseHistory:
+class DenseHistory(NamedTuple):
     """Stored tokens that must be attended position by position: k, v `[tokens, kv_heads, head_dim]`, oldest first."""
 
     k: Tensor

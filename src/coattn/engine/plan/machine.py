@@ -37,7 +37,8 @@ def examine() -> dict[str, Any]:
     }
     hints = [reason for i in range(len(gpus)) if (reason := _refused(i))]
     usable = [] if hints else gpus
-    uses = [_tiers(usable), _dtype(usable), _kernels(native_problem)]
+    chosen = (_tiers(usable), _dtype(usable), _kernels(native_problem))
+    uses = [dict(zip(("part", "choice", "reason"), use, strict=True)) for use in chosen]
     if not gpus:
         hints.append("No GPU was found: the GPU tier is ordinary memory with the same budget, and every method works.")
     if native_problem:
@@ -63,18 +64,16 @@ def _refused(index: int) -> str | None:
     return None
 
 
-def _tiers(gpus: list[Any]) -> dict[str, str]:
+def _tiers(gpus: list[Any]) -> tuple[str, str, str]:
     if len(gpus) > 1:
         names = ",".join(f"cuda:{i}" for i in range(len(gpus)))
-        return _use(
-            "GPU tier", f"cuda:0, {gpus[0].name}", f"the first GPU; --devices {names} puts layers on all of them"
-        )
+        return "GPU tier", f"cuda:0, {gpus[0].name}", f"the first GPU; --devices {names} puts layers on all of them"
     if gpus:
-        return _use("GPU tier", f"cuda:0, {gpus[0].name}", "the only GPU")
-    return _use("GPU tier", "ordinary memory", "there is no GPU to use; the budget and the results are the same")
+        return "GPU tier", f"cuda:0, {gpus[0].name}", "the only GPU"
+    return "GPU tier", "ordinary memory", "there is no GPU to use; the budget and the results are the same"
 
 
-def _dtype(gpus: list[Any]) -> dict[str, str]:
+def _dtype(gpus: list[Any]) -> tuple[str, str, str]:
     import torch
 
     from coattn.hf.load import choose_dtype
@@ -83,22 +82,18 @@ def _dtype(gpus: list[Any]) -> dict[str, str]:
     reason = "the fastest on a GPU"
     if not gpus:
         reason = "AMX is used" if choice is torch.bfloat16 else "without AMX, bfloat16 is no faster on a CPU"
-    return _use("numbers", str(choice).removeprefix("torch."), reason)
+    return "numbers", str(choice).removeprefix("torch."), reason
 
 
-def _kernels(problem: str | None) -> dict[str, str]:
+def _kernels(problem: str | None) -> tuple[str, str, str]:
     if problem:
-        return _use("CPU attention", "PyTorch reference", problem)
+        return "CPU attention", "PyTorch reference", problem
     from coattn import native
 
     chosen = native.isa()
     passed = [f"{name}: {reason}" for name, reason in native.isas().items() if reason]
     reason = "the best this machine runs" + (f" ({'; '.join(passed)})" if passed else "")
-    return _use("CPU attention", f"C++ kernels, {chosen}, {native.default_threads()} threads", reason)
-
-
-def _use(part: str, choice: str, reason: str) -> dict[str, str]:
-    return {"part": part, "choice": choice, "reason": reason}
+    return "CPU attention", f"C++ kernels, {chosen}, {native.default_threads()} threads", reason
 
 
 def _features() -> tuple[dict[str, Any], str | None]:

@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ from coattn.types import Phase, Step
 log = logging.getLogger("coattn")
 
 
-@dataclass(frozen=True)
-class CapturedStep:
+class CapturedStep(NamedTuple):
     """One step: replaying it reads the step tables and leaves logits here."""
 
     stages: list[StageGraph]

@@ -66,10 +66,10 @@ class SamplingParams:
     """Answers to one prompt, of `LLM.generate` and `LLM.chat`. At temperature 0 they are the same."""
 
     def __post_init__(self) -> None:
-        check_count("max_new_tokens", 1 if self.max_new_tokens is None else self.max_new_tokens, 1)
+        check_count("max_new_tokens", self.max_new_tokens, 1, unset=True)
         check_number("temperature", 0 if self.temperature is None else self.temperature, 0)
         check_number("top_p", 1 if self.top_p is None else self.top_p, 0, 1, above=True)
-        check_count("top_k", 0 if self.top_k is None else self.top_k, 0)
+        check_count("top_k", self.top_k, 0, unset=True)
         check_number("min_p", self.min_p, 0, 1)
         check_number("repetition_penalty", self.repetition_penalty, 0, above=True)
         check_number("presence_penalty", self.presence_penalty, -2, 2)
@@ -81,10 +81,8 @@ class SamplingParams:
                 f"min_new_tokens is {self.min_new_tokens:,}, but max_new_tokens is {self.max_new_tokens:,}.",
                 "Raise max_new_tokens, or lower min_new_tokens.",
             )
-        if self.seed is not None:
-            check_count("seed", self.seed, 0, MAX_SEED)
-        if self.logprobs is not None:
-            check_count("logprobs", self.logprobs, 0)
+        check_count("seed", self.seed, 0, MAX_SEED, unset=True)
+        check_count("logprobs", self.logprobs, 0, unset=True)
         for name in ("ignore_eos", "skip_special_tokens"):
             given = getattr(self, name)
             if not isinstance(given, bool):

@@ -1,8 +1,7 @@
 """A mailbox: mapped memory by which the kernels of a captured step give jobs to the CPU. Two flags for each job."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ ALLOCATION_BYTES = 4 << 20
 """Mapped memory that slots are cut from at a time."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One layer's hand-over, in nanoseconds of the host's monotonic clock."""
 
     layer: int

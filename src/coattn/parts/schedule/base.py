@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from coattn.errors import MethodError
 from coattn.part import Part
@@ -13,8 +13,7 @@ from coattn.state import AttnState
 from coattn.types import Selection, Work, nothing_to_wait_for
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """What was picked, and started, for a layer whose turn has not come. The running step keeps it."""
 
     selection: Selection

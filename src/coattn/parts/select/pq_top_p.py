@@ -54,8 +54,7 @@ class PqTopP(Select):
 
     def __post_init__(self) -> None:
         check_number("tau", self.tau, 0, 1, above=True)
-        if self.cap is not None:
-            check_count("cap", self.cap, 1)
+        check_count("cap", self.cap, 1, unset=True)
         if self.tail not in RESTS:
             raise ConfigError(f"tail is {self.tail!r}, which is not known.", f"Set tail to one of: {', '.join(RESTS)}.")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 THINK, THOUGHT = "<think>", "</think>"
 """Before and after what a reasoning model says to itself."""
@@ -20,8 +19,7 @@ To call one, write its name and its arguments as JSON, like this:
 """For models whose template knows no tools: they are told in words, and calls are part of the text."""
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A form of calls: `first`; for each call `head` with its name, its arguments as JSON and `tail`; then `last`."""
 
     marker: str

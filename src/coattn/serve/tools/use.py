@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.logits import Guide
@@ -35,8 +34,7 @@ TAIL = 64
 """Tokens of a prompt that tell whether it ends inside a thought."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The tools that may be called. Empty: none."""
 
     tools: tuple[Tool, ...] = ()
@@ -91,8 +89,7 @@ def _allowed(given: Json, tools: tuple[Tool, ...], parallel: bool) -> Choice:
     return Choice(found, inner.get("mode") == "required", parallel)
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """How the answers to one request are guided and read."""
 
     guide: Callable[[], Guide] | None = None

@@ -2,9 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +28,7 @@ NEEDLE = "\nRemember this sequence of words, it is the {} pass key to the vault:
 QUESTION = "\nWhat is the {} pass key to the vault? It is:{}.\n"
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A text with pass keys in it, then questions and answers.
 
     asking: `[n]`, positions whose queries predict a token of an answer. wanted: `[n, 2]`, where the pass key that each

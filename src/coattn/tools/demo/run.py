@@ -3,8 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,8 +63,7 @@ def _counter(what: str, total: int, progress: Progress) -> Callable[[], None]:
     return lambda: progress(what, next(done), total)
 
 
-@dataclass(frozen=True)
-class DemoRun:
+class DemoRun(NamedTuple):
     """The document that was read, and what every method needs to answer from it."""
 
     loaded: Loaded

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ Progress = Callable[[int, int], None]
 """`(tokens done, tokens in all)` of every window of a batch"""
 
 
-@dataclass(frozen=True)
-class Forced:
+class Forced(NamedTuple):
     """A text forced through a model under a method; with several windows, each tensor has them as first dimension.
 
     losses: `[tokens - 1]` float64, negative log-likelihood of each token but the first; those of the prefill are left

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from coattn.engine.llm import LLM
@@ -21,8 +20,7 @@ QUESTION = "\n\nWhat is the pass key of the house? Answer with the number."
 models take a mere pass key for something of the language."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One place of the grid. depth: 0 is the beginning of the haystack, 1 its end."""
 
     length: int
@@ -114,7 +112,7 @@ def ask(
 
 def judge(cell: Cell, answer: str) -> dict[str, Any]:
     """A finished cell as JSON has it: found when the key appears in the answer."""
-    return {**asdict(cell), "answer": answer.strip(), "found": cell.key in answer}
+    return {**cell._asdict(), "answer": answer.strip(), "found": cell.key in answer}
 
 
 def summarise(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A method and full attention on the same windows in the same run."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -26,8 +25,7 @@ class Pair(NamedTuple):
     full: Forced
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A method beside full attention. probe: measures the method's attention; then the prefill is not scored."""
 
     model: PreTrainedModel

@@ -1,7 +1,7 @@
 """What a method attends to beside what exact attention would have given for the same queries on the same history."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from coattn.tools.evaluate.fidelity import MEASURES
 from coattn.types import BlockList, Phase, Selection, Step
 
 
-@dataclass(frozen=True)
-class Attended:
+class Attended(NamedTuple):
     """What one layer attended to: lse `[seqs, q_heads]`, entries per KV head `[seqs]`, all and those of the CPU."""
 
     lse: Tensor

@@ -1,14 +1,13 @@
 """Which parts of a text are evaluated: windows of equal length that start at several depths."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from coattn.errors import InputError
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Windows of a text: `prefill` tokens that are read exactly, then `decode` steps."""
 
     starts: tuple[int, ...]

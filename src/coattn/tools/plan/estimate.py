@@ -6,8 +6,8 @@ docs/plan.md.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from coattn.tools.plan.known import Card
 from coattn.tools.plan.shape import ModelShape
@@ -51,8 +51,7 @@ class Machine:
     weights_on_gpu: float = 1.0
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A method over a model, for so many sequences of so many tokens."""
 
     method: str
@@ -84,7 +83,7 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """Its fields, and what follows from them."""
-        return {**asdict(self), "gpu": self.gpu, "fits": self.fits, "quality": self.quality}
+        return {**self._asdict(), "gpu": self.gpu, "fits": self.fits, "quality": self.quality}
 
 
 def estimate(
@@ -142,11 +141,8 @@ def held(method: str, model: ModelShape, batch: int, tokens: int) -> tuple[int, 
     return windows + model.full_layers * own + (staging if model.full_layers else 0), model.full_layers * dram
 
 
-def _exact(window: int) -> Callable[[ModelShape, int, int], tuple[int, int]]:
-    def parts(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
-        return batch * min(window, stored) * model.token_bytes, batch * stored * model.token_bytes
-
-    return parts
+def _exact(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+    return batch * min(WINDOW_TOKENS["cpu"], stored) * model.token_bytes, batch * stored * model.token_bytes
 
 
 def _hgca(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
@@ -190,8 +186,8 @@ def _auto(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
 
 
 _PARTS: dict[str, Callable[[ModelShape, int, int], tuple[int, int]]] = {
-    "offload": _exact(WINDOW_TOKENS["offload"]),
-    "cpu": _exact(WINDOW_TOKENS["cpu"]),
+    "offload": _exact,
+    "cpu": _exact,
     "hgca": _hgca,
     "scout": _scout,
     "hcattention": _hcattention,

@@ -1,8 +1,7 @@
 """A model as plans see it: heads, layers and bytes of weights, read out of its config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coattn.errors import ModelError
 
@@ -17,8 +16,7 @@ ALTERNATE = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
 """Families of which one layer in so many sees the whole text, where layer_types does not say which."""
 
 
-@dataclass(frozen=True)
-class ModelShape:
+class ModelShape(NamedTuple):
     """A model's dimensions, without its weights."""
 
     name: str

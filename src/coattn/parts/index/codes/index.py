@@ -60,8 +60,7 @@ class Codes(BookedIndex):
     _rotated: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
-        if self.groups is not None:
-            check_count("groups", self.groups, 0)
+        check_count("groups", self.groups, 0, unset=True)
         if self.codebook is not None:
             self._agree(read_origin(self.codebook))
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)

@@ -95,8 +95,7 @@ class Recall(Maintenance):
 
     def __post_init__(self) -> None:
         check_count("recall_interval", self.recall_interval, 0)
-        if self.pool_blocks is not None:
-            check_count("pool_blocks", self.pool_blocks, 1)
+        check_count("pool_blocks", self.pool_blocks, 1, unset=True)
 
     def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
         """As many places as the budget leaves to the window, and no more than a sequence has blocks."""
