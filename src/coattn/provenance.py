@@ -66,7 +66,12 @@ def tree() -> str:
     """A hash of the source files that run, without compiled files."""
     files = (path for path in PACKAGE.rglob("*") if path.is_file())
     sources = (path for path in files if path.suffix not in (".so", ".pyc") and "__pycache__" not in path.parts)
-    return _hash({path.relative_to(PACKAGE).as_posix(): _blob(path.read_bytes()) for path in sources})
+    blobs = {}
+    for path in sources:  # by git's name of a file's content
+        data = path.read_bytes()
+        name = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+        blobs[path.relative_to(PACKAGE).as_posix()] = name
+    return _hash(blobs)
 
 
 def tree_of(commit: str) -> str | None:
@@ -82,11 +87,6 @@ def tree_of(commit: str) -> str | None:
 def _hash(blobs: dict[str, str]) -> str:
     lines = "".join(f"{blob} {path}\n" for path, blob in sorted(blobs.items()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
-
-
-def _blob(data: bytes) -> str:
-    """Git's name of a file's content."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

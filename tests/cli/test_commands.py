@@ -76,13 +76,11 @@ def test_methods_lists_every_row_with_its_parts() -> None:
 
 
 def test_methods_at_80_columns_shows_every_name_whole() -> None:
-    for options in ((), ("--parts",)):
-        with mock.patch("coattn.cli.output.out._width", 80):
-            shown = coattn("methods", *options).stdout
-        first = [line.split("│")[1].strip() for line in shown.splitlines() if line[:1] == "│"]
-        assert [name for name in first if name] == list(METHODS)
-        assert max(map(len, shown.splitlines())) <= 80
-        assert ("same_layer" in " ".join(shown.split())) is bool(options)
+    with mock.patch("coattn.cli.output.out._width", 80):
+        shown = coattn("methods").stdout
+    first = [line.split("│")[1].strip() for line in shown.splitlines() if line[:1] == "│"]
+    assert [name for name in first if name] == list(METHODS)
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_models(smollm2: Path) -> None:

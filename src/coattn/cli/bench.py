@@ -119,12 +119,13 @@ def prefill(lengths: list[int], weights_on_gpu: float | None, **options: Any) ->
 @bench.command()
 @shared_options
 @weights_option
-@count_option("--requests", 16, "Number of requests, which arrive at the same time.", as_name="count")
+@count_option("--requests", 16, "Number of requests, which arrive at the same time.")
 @click.option("--lengths", default="512,2048", callback=numbers, help="Lengths of the prompts in tokens, used in turn.")
 @count_option("--new-tokens", 64, "Length of each answer in tokens.", 2)
 @count_option("--max-batch", 8, "Requests that run at the same time.", most=MOST_BATCH)
-def requests(count: int, lengths: list[int], weights_on_gpu: float | None, **options: Any) -> None:
+def requests(lengths: list[int], weights_on_gpu: float | None, **options: Any) -> None:
     """Measure many requests: tokens per second, and how long users wait."""
+    count = options["requests"]
     limits = {name: options[name] for name in ("new_tokens", "max_batch")}
     run = Run(options, max(lengths), on_host=weights_on_gpu is not None)
     prompts = run.prompts(lengths=[lengths[i % len(lengths)] for i in range(count)])

@@ -47,7 +47,7 @@ def needle(**options: Any) -> None:
     """Hide a key in a long text, ask for it, and show at which depths and lengths it is found."""
     from coattn.provenance import provenance
     from coattn.tools.evaluate import needle as task
-    from coattn.tools.evaluate.haystack import Haystack
+    from coattn.tools.evaluate.haystack import Haystack, check_length
 
     memory = {name: options[name] for name in ("gpu_kv", "host_kv")}
     memory["gpu_share"] = parse_share(options["gpu_share"], "--gpu-share")
@@ -59,7 +59,8 @@ def needle(**options: Any) -> None:
     said = {name: options[name] for name in ("lengths", "depths", "seed")}
     cells = task.grid(**said)
     longest = max(options["lengths"])
-    loaded = load_model(options, check=lambda _, most: task.check_length(options["model"], most, longest))
+    length = longest, task.NEW_TOKENS
+    loaded = load_model(options, check=lambda _, most: check_length(options["model"], most, *length))
     haystack = Haystack(text, loaded.tokenizer, longest)
     prompts = {cell: task.prompt(cell, haystack) for cell in cells}
     judged: dict[Any, dict[str, Any]] = {}

@@ -9,16 +9,15 @@ from coattn.cli.options import json_option
 from coattn.cli.output import print_json, print_line, print_table, progress, tell
 from coattn.errors import CoattnError, ConfigError
 
-HINT = """`coattn methods NAME` explains one, --parts shows what each is made of.
+HINT = """`coattn methods NAME` explains one, and says what it is made of.
 Wherever a name works, a TOML file with a row of your own does, too."""
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--parts", "with_parts", is_flag=True, help="Also show the parts of each method.")
 @click.option("--check", is_flag=True, help="Run NAME on small random tensors and compare it with full attention.")
 @json_option
-def methods(name: str | None, with_parts: bool, check: bool, as_json: bool) -> None:
+def methods(name: str | None, check: bool, as_json: bool) -> None:
     """List the methods, or explain one.
 
     NAME is a method of the table, or a TOML file with methods of your own (rows.toml or rows.toml:name). --check runs
@@ -27,7 +26,6 @@ def methods(name: str | None, with_parts: bool, check: bool, as_json: bool) -> N
     """
     from coattn.method.registry import METHODS, registry
     from coattn.method.table import find_method
-    from coattn.parts.method import AXES
 
     if check:
         if name is None:
@@ -56,8 +54,6 @@ def methods(name: str | None, with_parts: bool, check: bool, as_json: bool) -> N
     lines = []
     for row in rows:
         text = row["summary"].removeprefix("Exact. ").removeprefix("Lossy. ")
-        if with_parts:
-            text += " Parts: " + ", ".join(f"{axis} {row[axis]}" for axis in AXES if row[axis] != "none") + "."
         text += f" From package {row['package']}." if row["package"] else ""
         lines.append((row["name"], "yes" if row["exact"] else "no", text))
     print_table(("method", "exact", "what it does"), lines)

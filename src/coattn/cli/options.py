@@ -66,11 +66,10 @@ class Number(click.FloatRange):
 
 
 def count_option(
-    name: str, default: int | None, text: str, least: int = 1, most: int | None = None, as_name: str | None = None
+    name: str, default: int | None, text: str, least: int = 1, most: int | None = None
 ) -> Callable[[Any], Any]:
-    """An option for a whole number from `least` to `most`. as_name: of the argument."""
-    names = (name,) if as_name is None else (name, as_name)
-    return click.option(*names, default=default, type=Count(least, most), help=text)
+    """An option for a whole number from `least` to `most`."""
+    return click.option(name, default=default, type=Count(least, most), help=text)
 
 
 def numbers(_context: Any, parameter: Any, value: str | None) -> list[int] | None:

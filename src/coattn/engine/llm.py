@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LLM:
+class LLM(AbstractContextManager["LLM"]):
     """A model under a method, with continuous batching: requests join and leave between steps.
 
     model: a name, folder or GGUF file (as `coattn generate` takes it), a `Loaded`, or `(model, tokenizer)`;
@@ -374,9 +374,6 @@ class LLM:
     def close(self) -> None:
         """Cancels what is left, gives every byte back and leaves the model as it was. May be called twice."""
         self.engine.close()
-
-    def __enter__(self) -> LLM:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from coattn.auto.audit.tally import Tally
 from coattn.engine.sampling.params import SamplingParams
@@ -16,8 +16,7 @@ from coattn.hf.prefilled import Prefilled
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities of one position, by the model's own distribution before penalties and filters."""
 
     logprob: float
@@ -114,8 +113,7 @@ class Request:
         return self.prompt[start:end] + self.output[max(0, start - border) : max(0, end - border)]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptChunk:
+class PromptChunk(NamedTuple):
     """The tokens of `request` up to `end`, which are to be stored. Only the last chunk is followed by a new token."""
 
     request: Request
@@ -131,16 +129,14 @@ class PromptChunk:
         return self.end - self.request.stored
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(NamedTuple):
     """One forward call: chunks of prompts, and one token for each of `requests`."""
 
     chunks: tuple[PromptChunk, ...] = ()
     requests: tuple[Request, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """This request runs alone and still does not fit."""
 
     request: Request

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
@@ -42,7 +43,7 @@ class SessionHost(Protocol):
         """What the model and its tokenizer are."""
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Made by `LLM.session`. One turn at a time; several sessions, and other requests, run side by side.
 
     Between turns it has no slot. Its blocks stay stored as long as running requests leave room, the least recently used
@@ -167,9 +168,6 @@ class Session:
             self._forget(closes=True)
             self.closed = True
             self._on_close(self)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

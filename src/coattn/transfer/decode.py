@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from coattn.engine.llm import LLM
 from coattn.engine.prompts import encode
@@ -26,7 +27,7 @@ READERS = 256
 """Prompts that may wait for their turn at a time, each on a thread that is made when it is first needed."""
 
 
-class RemotePrefill:
+class RemotePrefill(AbstractContextManager["RemotePrefill"]):
     """Has prompts read by other processes, for one engine.
 
     addresses: of `PrefillServer`s of the same model, one or several; each reads one prompt at a time.
@@ -117,7 +118,9 @@ class RemotePrefill:
                     link.asleep = time.monotonic() + PAUSE
                 failure = kind(fault.sentence, fault.hint)
             finally:
-                self._release(link)
+                with self._turn:
+                    self._free.append(link)
+                    self._turn.notify_all()
         if not self._fallback:
             raise failure
         return ids
@@ -135,9 +138,6 @@ class RemotePrefill:
         for link in self._links:
             link.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -162,8 +162,3 @@ class RemotePrefill:
         with self._turn:
             for name, n in more.items():
                 self.counts[name] += n
-
-    def _release(self, link: Link) -> None:
-        with self._turn:
-            self._free.append(link)
-            self._turn.notify_all()

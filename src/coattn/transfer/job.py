@@ -4,8 +4,7 @@ import contextlib
 import logging
 import queue
 import threading
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ AHEAD = 4
 """Layers that may wait to be sent, while later ones compute."""
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """What is to be sent: a frame, the tensors it names, and what they wait for on a GPU."""
 
     frame: Frame

@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -40,7 +40,7 @@ CALLERS = 64
 """Connections at a time."""
 
 
-class PrefillServer:
+class PrefillServer(contextlib.AbstractContextManager["PrefillServer"]):
     """Reads prompts at an address, one at a time, from `__init__` to `close`; the model belongs to it until then.
 
     loaded: the model. address: `tcp://HOST:PORT` (port 0 takes a free one) or `shm:///PATH`.
@@ -132,9 +132,6 @@ class PrefillServer:
         if self.address.shared:
             with contextlib.suppress(OSError):
                 os.unlink(self.address.path)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,17 @@ async def replica(folder: Path, **more: Any) -> AsyncIterator[Server]:
         await made.close()
 
 
-def run(folder: Path, work: Callable[[Server], Coroutine[Any, Any, None]], **more: Any) -> None:
-    async def main() -> None:
-        async with replica(folder, **more) as server:
-            await server.check_health()
-            await work(server)
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
-    asyncio.run(main())
+
+@pytest.fixture
+async def server(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    """One that takes requests. Its parameter: whether prompts share nothing."""
+    async with replica(folder, no_reuse=getattr(request, "param", False)) as made:
+        await made.check_health()
+        yield made
 
 
 def post(body: Any, path: str = CHAT, **headers: str) -> Forwarded:
@@ -65,115 +69,99 @@ async def gather(server: Server, asked: Forwarded) -> tuple[int, dict[bytes, byt
     return head["status"], dict(head["headers"]), b"".join(each.get("body", b"") for each in messages)
 
 
-def test_answers_and_streams(folder: Path) -> None:
-    async def work(server: Server) -> None:
-        status, headers, raw = await gather(server, post(HELLO))
-        assert (status, headers[REPLICA.encode()]) == (200, b"one")
-        text = json.loads(raw)["choices"][0]["message"]["content"]
-        status, headers, raw = await gather(server, post({**HELLO, "stream": True, "session_id": "talk"}))
-        assert headers[b"content-type"].startswith(b"text/event-stream")
-        events = [line.removeprefix("data: ") for line in raw.decode().split("\n\n") if line.startswith("data: ")]
-        assert events.pop() == "[DONE]"
-        parts = [choice["delta"].get("content") or "" for each in events for choice in json.loads(each)["choices"]]
-        assert "".join(parts) == text
-
-    run(folder, work)
+@pytest.mark.anyio
+async def test_answers_and_streams(server: Server) -> None:
+    status, headers, raw = await gather(server, post(HELLO))
+    assert (status, headers[REPLICA.encode()]) == (200, b"one")
+    text = json.loads(raw)["choices"][0]["message"]["content"]
+    status, headers, raw = await gather(server, post({**HELLO, "stream": True, "session_id": "talk"}))
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    events = [line.removeprefix("data: ") for line in raw.decode().split("\n\n") if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    parts = [choice["delta"].get("content") or "" for each in events for choice in json.loads(each)["choices"]]
+    assert "".join(parts) == text
 
 
-def test_errors_keep_their_form(folder: Path) -> None:
-    async def work(server: Server) -> None:
-        status, _, raw = await gather(server, post({**HELLO, "temperature": 9}))
-        assert (status, json.loads(raw)["error"]["param"]) == (400, "temperature")
-        status, _, raw = await gather(server, post(HELLO, host="elsewhere.example"))
-        assert (status, json.loads(raw)["error"]["code"]) == (403, "host_not_allowed")
-
-    run(folder, work)
+@pytest.mark.anyio
+async def test_errors_keep_their_form(server: Server) -> None:
+    status, _, raw = await gather(server, post({**HELLO, "temperature": 9}))
+    assert (status, json.loads(raw)["error"]["param"]) == (400, "temperature")
+    status, _, raw = await gather(server, post(HELLO, host="elsewhere.example"))
+    assert (status, json.loads(raw)["error"]["code"]) == (403, "host_not_allowed")
 
 
-def test_who_leaves_frees_the_engine(folder: Path) -> None:
-    async def work(server: Server) -> None:
-        stream = server.answer(post({**HELLO, "max_tokens": 200, "stream": True}))
-        for _ in range(2):
-            await anext(stream)
-        assert server.engine.llm is not None
-        assert server.engine.llm.engine.inbox.live
-        await stream.aclose()
-        for _ in range(500):
-            if not server.engine.calls and not server.engine.llm.engine.inbox.live:
-                return
-            await asyncio.sleep(0.02)
-        pytest.fail("the request still runs")
-
-    run(folder, work)
+@pytest.mark.anyio
+async def test_who_leaves_frees_the_engine(server: Server) -> None:
+    stream = server.answer(post({**HELLO, "max_tokens": 200, "stream": True}))
+    for _ in range(2):
+        await anext(stream)
+    assert server.engine.llm is not None
+    assert server.engine.llm.engine.inbox.live
+    await stream.aclose()
+    for _ in range(500):
+        if not server.engine.calls and not server.engine.llm.engine.inbox.live:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("the request still runs")
 
 
-def test_health_is_that_of_the_engine(folder: Path) -> None:
-    async def work(server: Server) -> None:
-        server.engine._set("broken", "It fell over.")
-        with pytest.raises(RuntimeError, match="It fell over"):
-            await server.check_health()
-        status, _, raw = await gather(server, post(HELLO))
-        assert (status, json.loads(raw)["error"]["code"]) == (503, "broken")
-        server.engine._set("ready", "")
+@pytest.mark.anyio
+async def test_health_is_that_of_the_engine(server: Server) -> None:
+    server.engine._set("broken", "It fell over.")
+    with pytest.raises(RuntimeError, match="It fell over"):
         await server.check_health()
-
-    run(folder, work)
-
-
-@pytest.mark.parametrize("off", [False, True])
-def test_prompts_share_unless_told_not_to(folder: Path, off: bool) -> None:
-    async def work(server: Server) -> None:
-        ids = {"prompt": list(range(100)), "max_tokens": 1, "ignore_eos": True}
-        for _ in range(2):
-            _, _, raw = await gather(server, post(ids, TEXT))
-        assert (json.loads(raw)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) is not off
-
-    run(folder, work, no_reuse=off)
+    status, _, raw = await gather(server, post(HELLO))
+    assert (status, json.loads(raw)["error"]["code"]) == (503, "broken")
+    server.engine._set("ready", "")
+    await server.check_health()
 
 
-def test_a_model_that_cannot_be_loaded_is_told_by_its_health(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with replica(tmp_path / "nothing") as server:
-            with pytest.raises(CoattnError) as told:
-                await server.check_health()
-            assert isinstance(told.value, ModelError)
+@pytest.mark.parametrize("server", [False, True], indirect=True)
+@pytest.mark.anyio
+async def test_prompts_share_unless_told_not_to(server: Server) -> None:
+    ids = {"prompt": list(range(100)), "max_tokens": 1, "ignore_eos": True}
+    for _ in range(2):
+        _, _, raw = await gather(server, post(ids, TEXT))
+    assert (json.loads(raw)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) is not server.options.no_reuse
 
-    asyncio.run(main())
+
+@pytest.mark.anyio
+async def test_a_model_that_cannot_be_loaded_is_told_by_its_health(tmp_path: Path) -> None:
+    async with replica(tmp_path / "nothing") as server:
+        with pytest.raises(ModelError):
+            await server.check_health()
 
 
-def test_a_broken_replica_is_replaced_within_a_request(folder: Path) -> None:
+@pytest.mark.anyio
+async def test_a_broken_replica_is_replaced_within_a_request(folder: Path, server: Server) -> None:
     """A relay before two replicas, the first of which has broken."""
+    async with replica(folder) as other:
+        other.name = "two"
+        await other.check_health()
+        server.engine._set("broken", "It fell over.")
 
-    async def work(server: Server) -> None:
-        async with replica(folder) as other:
-            other.name = "two"
-            await other.check_health()
-            server.engine._set("broken", "It fell over.")
+        async def open(asked: Forwarded) -> Stream:
+            async for messages in (other if asked.avoid == "one" else server).answer(asked):
+                for message in messages:
+                    yield message
 
-            async def open(asked: Forwarded) -> Stream:
-                async for messages in (other if asked.avoid == "one" else server).answer(asked):
-                    for message in messages:
-                        yield message
+        given = post({**HELLO, "stream": True})
+        bodies: list[Message] = [{"type": "http.request", "body": given.body, "more_body": False}]
 
-            given = post({**HELLO, "stream": True})
-            bodies: list[Message] = [{"type": "http.request", "body": given.body, "more_body": False}]
+        async def receive() -> Message:
+            if not bodies:
+                await asyncio.Event().wait()
+            return bodies.pop()
 
-            async def receive() -> Message:
-                if not bodies:
-                    await asyncio.Event().wait()
-                return bodies.pop()
+        sent: list[Any] = []
 
-            sent: list[Any] = []
+        async def send(message: Any) -> None:
+            sent.append(message)
 
-            async def send(message: Any) -> None:
-                sent.append(message)
-
-            relay = Relay(server.options.settings(()), open)
-            await request_response(relay)(given.scope, receive, send)
-            assert (sent[0]["status"], dict(sent[0]["headers"])[REPLICA.encode()]) == (200, b"two")
-            assert b"".join(each["body"] for each in sent[1:]).endswith(b"data: [DONE]\n\n")
-
-    run(folder, work)
+        relay = Relay(server.options.settings(()), open)
+        await request_response(relay)(given.scope, receive, send)
+        assert (sent[0]["status"], dict(sent[0]["headers"])[REPLICA.encode()]) == (200, b"two")
+        assert b"".join(each["body"] for each in sent[1:]).endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,9 @@ def test_the_fact_is_where_it_is_said_to_be() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match="leaves 8 positions") as refused:
+    with pytest.raises(InputError, match="need 2,064 positions, but small has 2,048") as refused:
         plant(loaded(), 2040, 24)
-    assert refused.value.hint == "Give --tokens 2024 or less."
+    assert refused.value.hint == "Give at most 2,024 tokens."
 
 
 def test_a_miss_is_explained() -> None:

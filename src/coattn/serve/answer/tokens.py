@@ -20,12 +20,6 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte) if byte in plain else chr(next(others)): byte for byte in range(256)}
 
 
-@lru_cache(maxsize=2)
-def token_texts(tokenizer: Any) -> TokenTexts:
-    """Of this tokenizer, remembered."""
-    return TokenTexts(tokenizer)
-
-
 class TokenTexts:
     """Bytes of tokens, remembered."""
 
@@ -59,6 +53,10 @@ class TokenTexts:
         if match is not None:
             return bytes([int(match[1], 16)])
         return str(name).replace("\u2581", " ").encode("utf-8", "replace")
+
+
+token_texts = lru_cache(maxsize=2)(TokenTexts)
+"""Of a tokenizer, remembered."""
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

@@ -46,24 +46,16 @@ class Talk:
                 said = self._message()
                 if said.strip() in ("/quit", "/exit"):
                     return
+                self._do(said)
             except EOFError:
                 return
             except KeyboardInterrupt:
                 self._tell("(Ctrl-D or /quit leaves)")
-                continue
             except CoattnError as error:
-                self._fail(error)
-                continue
-            try:
-                self._do(said)
-            except CoattnError as error:
-                self._fail(error)
-
-    def _fail(self, error: CoattnError) -> None:
-        self.failed += 1
-        self._tell(f"error: {error}")
-        if error.hint:
-            self._tell(f"hint: {error.hint}")
+                self.failed += 1
+                self._tell(f"error: {error}")
+                if error.hint:
+                    self._tell(f"hint: {error.hint}")
 
     def _message(self) -> str:
         """One message, of one line or several."""

@@ -5,11 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coattn.errors import InputError
-from coattn.hf.families import room
 from coattn.hf.load import Loaded
 from coattn.text import default_text
-from coattn.tools.evaluate.haystack import Haystack, frame, tokenise
+from coattn.tools.evaluate.haystack import Haystack, check_length, frame, tokenise
 
 FACT = "Remember this: the access code of the northern lighthouse is 58213."
 QUESTION = "What is the access code of the northern lighthouse? Answer with the number."
@@ -28,12 +26,7 @@ class Planted(NamedTuple):
 
 def plant(loaded: Loaded, tokens: int, answer: int) -> Planted:
     """A prompt of exactly so many tokens, in the model's chat template. answer: tokens that must fit behind it."""
-    left = room(loaded.name, loaded.positions, tokens)
-    if left is not None and left < answer:
-        raise InputError(
-            f"A document of {tokens:,} tokens leaves {left:,} positions of {loaded.name} for an answer of {answer:,}.",
-            f"Give --tokens {tokens + left - answer} or less.",
-        )
+    check_length(loaded.name, loaded.positions, tokens, answer)
     tokenizer = loaded.tokenizer
     first, last = frame(tokenizer, "", f"\n\n{QUESTION}")
     fact = f"\n\n{FACT}\n\n"

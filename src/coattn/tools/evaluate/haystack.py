@@ -44,6 +44,16 @@ class Haystack:
         return straw[:cut] + planted + straw[cut:own]
 
 
+def check_length(name: str, limit: int | None, prompt: int, answer: int) -> None:
+    """Raises InputError when a prompt and an answer of so many tokens do not fit in a model with so many positions."""
+    if limit is not None and prompt + answer > limit:
+        raise InputError(
+            f"A prompt of {prompt:,} tokens and an answer of {answer:,} need {prompt + answer:,} positions, "
+            f"but {name} has {limit:,}.",
+            f"Give at most {limit - answer:,} tokens.",
+        )
+
+
 def frame(tokenizer: Any, before: str, after: str) -> tuple[list[int], list[int]]:
     """Ids of what stands before and behind the haystack, through the chat template where there is one."""
     if not getattr(tokenizer, "chat_template", None):

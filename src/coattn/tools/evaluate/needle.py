@@ -47,16 +47,6 @@ def grid(lengths: Sequence[int], depths: int, seed: int = 0) -> list[Cell]:
     return [Cell(length, depth, draw_key(length, depth, seed)) for length in dict.fromkeys(lengths) for depth in steps]
 
 
-def check_length(name: str, limit: int | None, prompt: int) -> None:
-    """Raises InputError when a prompt of so many tokens and its answer do not fit in a model with so many positions."""
-    if limit is not None and prompt + NEW_TOKENS > limit:
-        raise InputError(
-            f"A prompt of {prompt:,} tokens and an answer of {NEW_TOKENS:,} need {prompt + NEW_TOKENS:,} positions, "
-            f"but {name} has {limit:,}.",
-            f"Give at most {limit - NEW_TOKENS:,} tokens.",
-        )
-
-
 def prompt(cell: Cell, haystack: Haystack) -> list[int]:
     """Ids `[cell.length]`, chat template and question included."""
     first, last = frame(haystack.tokenizer, BEFORE, QUESTION)

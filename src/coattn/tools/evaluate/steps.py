@@ -1,8 +1,8 @@
 """Windows of text on the engine's steps: packed prefills, then decode steps of all windows together."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any, Self
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from coattn.types import Step
 from coattn.units import parse_bytes
 
 
-class Steps:
+class Steps(AbstractContextManager["Steps"]):
     """Windows `[windows, tokens]` under a method: captured steps where there is a GPU, unless probes look on."""
 
     def __init__(
@@ -78,9 +78,6 @@ class Steps:
         gpu, host = (entries / count for entries in self.runtime.attended(last))
         report = {**self.composed.describe(), **self.ledger.describe(), **self.runtime.report(last)}
         return report | {"attended_gpu": gpu, "attended_host": host}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Gives every byte back and leaves the model as it was."""

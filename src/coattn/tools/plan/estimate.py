@@ -99,11 +99,15 @@ def estimate(
 
     counted: bytes of KV memory of each tier, and whether it is exact, of a row with other settings than its own.
     """
-    layers = round(_layer_weights(model))
+    tables = 1 if model.config.get("tie_word_embeddings", False) else 2
+    table = int(model.config["vocab_size"]) * model.hidden * model.item_bytes
+    layers = round(max(0.0, model.weight_bytes - table * tables))  # without embedding and head
     weights = model.weight_bytes - layers + round(machine.weights_on_gpu * layers)
     moved = model.weight_bytes - weights
     kv, dram = counted or held(method, model, batch, tokens)
-    workspace = RESERVED * machine.card.count + _activations(model, min(tokens, CHUNK))
+    widths = 3 * model.largest + 4 * model.hidden + 2 * (model.q_heads + 2 * model.kv_heads) * model.head_dim
+    activations = min(tokens, CHUNK) * model.item_bytes * widths  # while a chunk of a prompt goes through a layer
+    workspace = RESERVED * machine.card.count + activations
     return Estimate(
         method,
         weights,
@@ -238,16 +242,3 @@ def prompt_seconds(method: str, model: ModelShape, tokens: int, machine: Machine
     if method != "full":  # what lies in DRAM comes back for every later chunk
         over = model.full_layers * model.token_bytes * tokens * (chunks - 1) / 2 / machine.card.pcie
     return max(seconds, over) + chunks * moved / machine.card.pcie
-
-
-def _layer_weights(model: ModelShape) -> float:
-    """Bytes of weights of all layers: without embedding and head."""
-    table = int(model.config["vocab_size"]) * model.hidden * model.item_bytes
-    tied = model.config.get("tie_word_embeddings", False)
-    return max(0.0, model.weight_bytes - table * (1 if tied else 2))
-
-
-def _activations(model: ModelShape, chunk: int) -> int:
-    """GPU memory while a chunk of a prompt goes through a layer."""
-    heads = (model.q_heads + 2 * model.kv_heads) * model.head_dim
-    return chunk * model.item_bytes * (3 * model.largest + 4 * model.hidden + 2 * heads)

@@ -10,7 +10,6 @@ from tests.engine.small import greedy, llm, prompt
 
 from coattn.cache.host_memory import Growing
 from coattn.cache.ledger import Ledger
-from coattn.errors import BudgetError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.parts.maintenance.entries import background
@@ -243,19 +242,6 @@ def test_one_alone_waits_and_one_that_leaves_is_waited_for(monkeypatch: pytest.M
         gone.cancel()
         assert not engine.runner.runtime.busy()
         assert engine.generate(prompt(90, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[2]
-
-
-def test_a_choice_that_fails_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: Any) -> torch.Tensor:
-        raise BudgetError("There is no room.", "Make some.")
-
-    want = answers()
-    with llm("hgca", window_blocks=1, max_batch=3) as engine:
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "weigh_host", refuses)
-            found = engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0]
-        assert found.finish_reason == "error"
-        assert engine.generate(prompt(70, seed=2), greedy(20, ignore_eos=True))[0].token_ids == want[1]
 
 
 class Rests:
