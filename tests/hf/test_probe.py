@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import coattn
 from coattn.errors import UnsupportedError
-from coattn.hf.architectures import check_model
 from coattn.hf.families import refuse_family
 from coattn.hf.probe import NAME, look_at
 
@@ -34,18 +33,6 @@ def test_layers_are_as_their_call_shows() -> None:
 
 def test_a_mask_tells_the_window_where_the_attention_is_not_told() -> None:
     assert {each.sliding_window for each in look_at(small("phimoe", 0))} == {16}
-
-
-def test_a_model_is_checked_without_its_weights() -> None:
-    heads = "4 query and 2 KV heads of size 32"
-    said = [
-        f"2 layers: {heads}, a window of 19 tokens",
-        f"1 layers: {heads}, all tokens",
-        "family 'gemma3_text' was tested",
-    ]
-    assert check_model(tiny("gemma3").config) == check_model(tiny("gemma3")) == said
-    with pytest.raises(UnsupportedError, match="attention sinks"):
-        check_model(AutoConfig.for_model("gpt_oss"))
 
 
 def made(name: str, options: dict[str, Any]) -> PreTrainedModel:

@@ -13,7 +13,7 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
     "auto": [("quality", 1.1), ("quality", "best"), ("code_bytes", 6), ("pool_dtype", "int4")],
     "h2o": [("heavy", 0), ("heavy", True), ("recent", 1.5)],
     "hcattention": [
-        *(("tau", 0), ("tau", 1.2), ("cap", 0), ("code_bits", 8), ("centroids", 1), ("centroid_bits", 4)),
+        *(("tau", 0), ("tau", 1.2), ("cap", 0), ("code_bits", 8), ("centroids", 1)),
         *(("union", "perhaps"), ("tail", "median"), ("host_dtype", "int2"), ("groups", -1)),
     ],
     "hgca": [("beta", -1), ("beta", "x"), ("alpha", 0), ("alpha", 1.5), ("capacity", 2)],

@@ -112,13 +112,12 @@ def test_a_codebook_file_is_used(tmp_path: Path) -> None:
         compose(METHODS["hcattention"], codebook=str(path), groups=8)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-def test_keys_are_coded_in_the_basis_of_the_file(tmp_path: Path, bits: int) -> None:
+def test_keys_are_coded_in_the_basis_of_the_file(tmp_path: Path) -> None:
     path, seen = tmp_path / "book", torch.randn(500, KV, D)
     basis = Basis.of(torch.randn(KV, D, D) + 4 * torch.eye(D), torch.float32, torch.device("cpu"))
     book = replace(fit(basis.keys(seen).flatten(0, 1), 4, 64), basis=basis)
     save(path, {0: book}, Origin("mine", "t", "0", 4, 64, True, D, (None,)))
-    world = World(codebook=str(path), centroids=None, tau=1, centroid_bits=bits)
+    world = World(codebook=str(path), centroids=None, tau=1)
     books = cast("Codes", world.group.index).books
     assert books.made[0].basis is not None
     assert books.bytes == sum(x.nbytes for x in held(books.made[0]))
@@ -130,7 +129,7 @@ def test_keys_are_coded_in_the_basis_of_the_file(tmp_path: Path, bits: int) -> N
 
 def held(book: Codebook) -> list[Tensor]:
     """Every tensor of a codebook."""
-    return [book.centroids, *(book.small or ()), book.basis.to, book.basis.back]
+    return [book.centroids, book.basis.to, book.basis.back]
 
 
 def test_groups_that_do_not_divide_the_head_size_are_refused() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers import PreTrainedModel as PreTrainedModel
 
 from coattn.errors import UnsupportedError
-from coattn.hf.families import FAMILIES, check_config, note_family, refuse_family
+from coattn.hf.families import note_family, refuse_family
 from coattn.hf.probe import look_at
 from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.kernels.card import check_card
@@ -94,25 +91,6 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
             )
         )
     return shapes
-
-
-def check_model(model: PreTrainedModel | PreTrainedConfig) -> list[str]:
-    """What of a model runs how, a line for each kind of layer, and whether its family was tested. Of a config, nothing
-    is loaded. Raises UnsupportedError for one that does not run."""
-    if isinstance(model, PreTrainedConfig):
-        check_config(model.to_dict())
-        config = getattr(model, "text_config", model)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    kinds = Counter(
-        f"{seen.q_heads} query and {seen.kv_heads} KV heads of size {seen.head_dim}, "
-        + ("all tokens" if seen.sliding_window is None else f"a window of {seen.sliding_window} tokens")
-        + ("" if seen.softcap is None else f", scores capped at {seen.softcap:g}")
-        for seen in look_at(model)
-    )
-    family = model.config.model_type
-    tested = f"family {family!r} was {'' if family in FAMILIES else 'not '}tested"
-    return [*(f"{count} layers: {kind}" for kind, count in kinds.items()), tested]
 
 
 def activation_dtype(model: PreTrainedModel) -> torch.dtype:

@@ -11,8 +11,7 @@
 //
 // Constants: THREADS of a program, BITS of a code, GROUPS of channels, WIDTH channels each (2 or 4), GROUP
 // query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), COUNT centroids, F16 (0:
-// bfloat16), CAP (soft-capped scores), BYTES (centroids of 4 channels in 8 bits each, as code - 128, to be
-// multiplied by `steps`: half the shared memory traffic).
+// bfloat16), CAP (soft-capped scores).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -29,10 +28,10 @@ constexpr int SHIFT = BITS == 16 ? 0
                           ? (8 * BITS * 3) % 32 > (8 * BITS) % 32 ? (8 * BITS * 3) % 32 : (8 * BITS) % 32
                           : 28;
 constexpr int WORDS = BITS == 16 ? CODES / 2 : (SHIFT + CODES * BITS + 31) / 32;
-constexpr bool SPLIT = WIDTH == 4 && !BYTES && GROUP <= 4;
+constexpr bool SPLIT = WIDTH == 4 && GROUP <= 4;
 constexpr int PAIRS = SPLIT ? CODES : CODES * WIDTH / 2;  // registers of the query's operand for a strip
 constexpr int WARPS = THREADS / 32, UNIT = 16;
-constexpr int LOG = WIDTH == 4 && !BYTES ? 3 : 2;  // of a centroid's bytes
+constexpr int LOG = WIDTH == 4 ? 3 : 2;  // of a centroid's bytes
 constexpr u32 MASK = BITS == 16 ? 0xffffu : (1u << BITS) - 1;
 
 struct Codes {
@@ -88,33 +87,8 @@ __device__ __forceinline__ uint2 look2(u32 at) {
   return x;
 }
 
-// Two bytes of x, each less 128, as two float16.
-template <u32 WHICH>
-__device__ __forceinline__ u32 halves(u32 x) {
-  u32 y;
-  const u32 magic = 0x64646464u, bias = 0x64806480u;  // 1024 + byte, less 1152
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(magic), "n"(WHICH));
-  asm("sub.f16x2 %0, %1, %2;" : "=r"(y) : "r"(y), "r"(bias));
-  return y;
-}
-
-// Two numbers of the query's type as two float16, multiplied.
-__device__ __forceinline__ u32 scaled(u32 x, float s0, float s1) {
-  float a, b;
-#if F16
-  asm("{.reg .b16 l,h; mov.b32 {l,h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-      : "=f"(a), "=f"(b)
-      : "r"(x));
-#else
-  a = __uint_as_float(x << 16), b = __uint_as_float(x & 0xffff0000u);
-#endif
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(b * s1), "f"(a * s0));
-  return y;
-}
-
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if F16 || BYTES
+#if F16
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
@@ -130,14 +104,7 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 // 16 keys, one strip: `low` are codes of row r, `high` of row r + 8.
 __device__ __forceinline__ void score(float (&d)[4], const u32 (&low)[WORDS], const u32 (&high)[WORDS],
                                       u32 base, const u32 (&b)[PAIRS]) {
-  if constexpr (BYTES) {
-#pragma unroll
-    for (int i = 0; i < CODES; ++i) {
-      const u32 x = look(where(base, low, i)), y = look(where(base, high, i));
-      mma(d, halves<0x4140>(x), halves<0x4140>(y), halves<0x4342>(x), halves<0x4342>(y), b[2 * i],
-          b[2 * i + 1]);
-    }
-  } else if constexpr (WIDTH == 4) {
+  if constexpr (WIDTH == 4) {
 #pragma unroll
     for (int i = 0; i < CODES; ++i) {
       const uint2 x = look2(where(base, low, i)), y = look2(where(base, high, i));
@@ -173,15 +140,15 @@ __device__ __forceinline__ u32 ordered(float x) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     score_pq(const u16* q, const unsigned char* codes, const uint4* book, const int* table, const int* tokens,
-             const float* steps, float* out, u32* top, float scale, float softcap, int q_seq, int q_head,
-             int block_stride, int head_stride, int table_seq, i64 n, int kv_heads) {
+             float* out, u32* top, float scale, float softcap, int q_seq, int q_head, int block_stride,
+             int head_stride, int table_seq, i64 n, int kv_heads) {
   extern __shared__ uint4 shared[];
 #if __CUDA_ARCH__ >= 900
   // The codebook is nobody's result: it may be on its way while the kernel in front of this one ends.
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 #pragma unroll 4
-  for (int i = threadIdx.x; i < COUNT * WIDTH * (BYTES ? 1 : 2) / 16; i += THREADS) shared[i] = book[i];
+  for (int i = threadIdx.x; i < COUNT * WIDTH * 2 / 16; i += THREADS) shared[i] = book[i];
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -214,9 +181,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     for (int i = 0; i < PAIRS; ++i) {
       const u32 pair = SPLIT ? ((s * 4 + t) * CODES + i) * 2 + r / 4 : (s * 4 + t) * PAIRS + i;
       b[s][i] = column < GROUP ? query[pair] : 0;
-#if BYTES
-      b[s][i] = scaled(b[s][i], steps[i % 2 * 2], steps[i % 2 * 2 + 1]);
-#endif
     }
   }
   __syncthreads();

@@ -52,21 +52,19 @@ def score_pq(
     if top is None:
         top = torch.zeros(seqs, q_heads, dtype=torch.int32, device=q.device)
     _, count, width = book.centroids.shape
-    small = book.small if width == 4 else None
     threads = threads_of(book.groups, seqs * n)
     constants = {
         "THREADS": threads, "BITS": bits, "GROUPS": book.groups, "WIDTH": width, "GROUP": group,
         "BLOCK": block, "COUNT": count,
-        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None), "BYTES": int(small is not None),
+        "F16": int(q.dtype == torch.float16), "CAP": int(softcap is not None),
     }  # fmt: skip
     kernels = module("score_pq.cu", tuple(constants.items()), q.device)
-    held, steps = (book.centroids, None) if small is None else small
     room = PER * torch.cuda.get_device_properties(q.device).multi_processor_count
     programs = min(max(1, room // (seqs * kv_heads)), -(-n // 256))
     kernels.launch(
         "score_pq", (programs, kv_heads, seqs), threads,
-        q, kept, held, table, tokens, steps, out, top, scale, softcap or 1.0,
+        q, kept, book.centroids, table, tokens, out, top, scale, softcap or 1.0,
         q.stride(0), q.stride(1), kept.stride(0) * size, kept.stride(1) * size, table.stride(0), Int64(n), kv_heads,
-        shared=held.nbytes, follow=seqs == 1 and follow(),
+        shared=book.centroids.nbytes, follow=seqs == 1 and follow(),
     )  # fmt: skip
     return out

@@ -24,9 +24,6 @@ class Codebook:
 
     centroids: Tensor
     groups: int
-    small: tuple[Tensor, Tensor] | None = None
-    """Where they are whole numbers from -128 to 127 times a step for each channel of a piece: the numbers plus
-    128, `[count, d / groups]` uint8, and the steps, `[d / groups]` float32."""
     basis: Basis | None = None
     """What keys are turned to before they are cut; None: nothing."""
 
@@ -38,14 +35,6 @@ class Codebook:
     def grid(self) -> Grid | None:
         """Where pieces are narrow."""
         return Grid.of(self.centroids[0])
-
-    def rounded(self) -> Codebook:
-        """The same with 8-bit centroids: a step for each channel of a piece, over all centroids."""
-        values = self.centroids.float()
-        steps = values.abs().amax((0, 1)).clamp_min(1e-30) / 127
-        numbers = (values / steps).round()
-        small = (numbers[0] + 128).to(torch.uint8).contiguous(), steps
-        return Codebook((numbers * steps).to(self.centroids.dtype), self.groups, small, self.basis)
 
     def encode(self, keys: Tensor) -> Tensor:
         """keys `[..., d]`, with a basis `[..., kv_heads, d]` -> codes `[..., groups]` int16.

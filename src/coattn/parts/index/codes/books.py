@@ -25,8 +25,6 @@ class Books:
     count: int
     bits: int
     path: str | None = None
-    rounded: bool = False
-    """Whether centroids are kept in 8 bits."""
     turned: bool = False
     """Whether keys are turned to a basis, which then comes from the file."""
     fixed: bool = False
@@ -40,19 +38,14 @@ class Books:
             for i, book in load(self.path, self.layers).items():
                 self._set(i, book.centroids, book.basis)
         elif self.fixed and self.groups:
-            self.made = {i: self._book(self._zeros(s)) for i, s in self.layers.items()}
+            self.made = {i: Codebook(self._zeros(s), self.groups) for i, s in self.layers.items()}
 
     @property
     def bytes(self) -> int:
         """Of all layers, made or not."""
         if not self.groups:
             return 0
-        kept = 0
-        for s in self.layers.values():
-            kept += book_bytes(s, self.groups, self.count, self.turned)
-            if self.rounded:
-                kept += s.head_dim // self.groups * (self.count + 4)
-        return kept
+        return sum(book_bytes(s, self.groups, self.count, self.turned) for s in self.layers.values())
 
     def encode(self, layer: int, k: Tensor) -> Tensor:
         """What is kept of keys `[..., kv_heads, d]`: codes, packed codes, or without groups the keys."""
@@ -87,21 +80,14 @@ class Books:
     def _zeros(self, shape: LayerShape) -> Tensor:
         return torch.zeros(1, self.count, shape.head_dim // self.groups, dtype=shape.dtype, device=shape.device)
 
-    def _book(self, centroids: Tensor, basis: Basis | None = None) -> Codebook:
-        book = Codebook(centroids, self.groups, basis=basis)
-        return book.rounded() if self.rounded else book
-
     def _set(self, layer: int, centroids: Tensor, basis: Basis | None = None) -> None:
         self.ready.add(layer)
         old = self.made.get(layer)
-        book = self._book(centroids, old.basis if basis is None and old is not None else basis)
-        if old is not None and self.fixed:
-            old.centroids.copy_(book.centroids)
-            for own, new in zip(old.small or (), book.small or (), strict=True):
-                own.copy_(new)
-            # a new object: what was derived from the old numbers is gone
-            book = Codebook(old.centroids, self.groups, old.small, old.basis)
-        self.made[layer] = book
+        if old is not None:
+            basis = basis or old.basis
+            centroids = old.centroids.copy_(centroids) if self.fixed else centroids
+        # a new object: what was derived from the old numbers is gone
+        self.made[layer] = Codebook(centroids, self.groups, basis)
 
     def _calibrate(self, layer: int, k: Tensor) -> Tensor:
         if not self.ready:

@@ -45,14 +45,12 @@ class Codes(BookedIndex):
         "groups": "pieces of a key, each a code; 0: exact keys; unset: as in the codebook, or half the head size",
         "centroids": "centroids of a codebook; unset: as in the codebook, or 8,192",
         "code_bits": "bits of a stored code: 16, or packed at 12 or 13",
-        "centroid_bits": "bits of each number of a centroid: 16, or 8, which scores faster",
         "codebook": "file that `coattn calibrate hcattention` wrote; unset: made from the first keys that are coded",
     }
 
     groups: int | None = None
     centroids: int | None = None
     code_bits: int = 16
-    centroid_bits: int = 16
     codebook: str | None = None
     books: Books = field(init=False, repr=False)
     means: Means = field(init=False, repr=False)
@@ -66,8 +64,6 @@ class Codes(BookedIndex):
         check_count("centroids", CENTROIDS if self.centroids is None else self.centroids, 2)
         if isinstance(self.code_bits, float) or self.code_bits not in BITS:
             raise ConfigError(f"code_bits is {self.code_bits!r}, but must be 12, 13 or 16.", "Leave it out for 16.")
-        if self.centroid_bits not in (8, 16):
-            raise ConfigError(f"centroid_bits is {self.centroid_bits!r}, but must be 8 or 16.", "Leave it out for 16.")
         most = 1 << min(self.code_bits, 15)
         if self.groups != 0 and (self.centroids or CENTROIDS) > most:
             raise ConfigError(
@@ -192,9 +188,8 @@ class Codes(BookedIndex):
         return spec.shape.head_dim // 2 if self.groups is None else self.groups
 
     def _books(self, spec: CacheSpec, path: str | None = None, fixed: bool = False) -> Books:
-        count, rounded = self.centroids or CENTROIDS, self.centroid_bits == 8
-        groups, bits = self._groups(spec), self.code_bits
-        return Books(spec.layers, groups, count, bits, path, rounded, self._rotated, fixed)
+        count = self.centroids or CENTROIDS
+        return Books(spec.layers, self._groups(spec), count, self.code_bits, path, self._rotated, fixed)
 
     def _store(self, layer: int, ids: list[int], k: Tensor) -> None:
         """Codes of whole blocks of keys `[len(ids) * block, kv_heads, d]`."""
