@@ -26,21 +26,14 @@ def models(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json({"models": [asdict(info) for info in found]})
         return
-    rows = []
-    for info in found:
-        facts = info.facts
-        heads = f"{facts.query_heads} / {facts.kv_heads}"
-        shape = (facts.licence, str(facts.layers), heads, f"{facts.positions:,}")
-        rows.append((info.name, info.state, format_bytes(info.bytes), *shape, str(info.path)))
-    columns = ("model", "state", "size", "licence", "layers", "heads (query / KV)", "positions", "folder")
-    print_table(columns, rows)
+    rows = ((each.name, each.state, format_bytes(each.bytes), each.licence, str(each.path)) for each in found)
+    print_table(("model", "state", "size", "licence", "folder"), rows)
 
 
 @models.command("get")
 @click.argument("name")
-@click.option("--verify", is_flag=True, help="Compare the hash of every file again.")
 @json_option
-def get(name: str, verify: bool, as_json: bool) -> None:
+def get(name: str, as_json: bool) -> None:
     """Fetch NAME and check it: smollm2, which is also converted, or a hub name (owner/model).
 
     Does nothing if the model is already there.
@@ -49,7 +42,7 @@ def get(name: str, verify: bool, as_json: bool) -> None:
 
     start = time.perf_counter()
     with stages(f"{name}: ") as show:
-        path = get_model(name, verify=verify, on_progress=show)
+        path = get_model(name, on_progress=show)
     if as_json:
         print_json({"model": name, "path": str(path), "seconds": round(time.perf_counter() - start, 3)})
     else:

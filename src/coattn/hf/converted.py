@@ -25,8 +25,8 @@ Progress = Callable[[str, int, "int | None"], None]
 LOCK_SECONDS = 1800.0
 """How long to wait for another process that is making the same model: a slow network takes minutes."""
 MANIFEST = "coattn-model.json"
-"""What a converted model was made from, by what, and the bytes and SHA-256 of its files."""
-FORMAT = 1
+"""What a converted model was made from, by what, and the bytes of its files."""
+FORMAT = 2
 """Raise when the conversion changes: a folder of another format counts as not there and is made again."""
 
 
@@ -61,26 +61,24 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def convert_once(
-    name: str, source: str, sha256: str, fill: Callable[[Path, Path], dict[str, str]], *, verify: bool = False
-) -> Path:
+def convert_once(name: str, source: str, sha256: str, fill: Callable[[Path, Path], dict[str, str]]) -> Path:
     """The folder of model `name`, made from a GGUF file with this hash; made now unless it is there and whole.
 
     fill: `(scratch folder, empty model folder) -> versions of the software that made it`. Several processes may call
     this at once: one makes the model, the others wait for it. A failure leaves nothing behind.
     """
     folder = model_dir(name)
-    if find_fault(folder, sha256, verify=verify) is None:
+    if find_fault(folder, sha256) is None:
         return folder
     with _locked(folder):
-        if find_fault(folder, sha256, verify=verify) is None:
+        if find_fault(folder, sha256) is None:
             return folder
         scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent, ignore_cleanup_errors=True)
         with _writing(folder.parent), scratch as at:
             made = Path(at) / "model"
             made.mkdir()
             made_with = fill(Path(at), made)
-            files = {path.name: (path.stat().st_size, sha256_of(path)) for path in sorted(made.iterdir())}
+            files = {path.name: path.stat().st_size for path in sorted(made.iterdir())}
             record = {"format": FORMAT, "name": name, "source": source, "gguf_sha256": sha256}
             record |= {"made_with": made_with, "files": files}
             (made / MANIFEST).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -90,28 +88,23 @@ def convert_once(
     return folder
 
 
-def find_fault(folder: Path, sha256: str, *, verify: bool = False) -> str | None:
-    """Why `folder` cannot serve as the model made from the file with this hash, or None when it can.
-
-    Looks at sizes only (microseconds); with `verify` it also hashes every file (about a second per gigabyte).
-    """
+def find_fault(folder: Path, sha256: str) -> str | None:
+    """Why `folder` cannot serve as the model made from the file with this hash, or None when it can; by sizes alone."""
     try:
         record: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = {str(name): (int(size), str(digest)) for name, (size, digest) in record["files"].items()}
+        files = {str(name): int(size) for name, size in record["files"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return "it has no readable manifest" if folder.is_dir() else "it is not there"
     if record.get("format") != FORMAT or record.get("gguf_sha256") != sha256:
         return "it was made by another version"
     if not files:
         return "its manifest is empty"
-    for name, (size, digest) in files.items():
+    for name, size in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has the wrong size"
-        if verify and sha256_of(path) != digest:
-            return f"{name} is altered"
     return None
 
 

