@@ -88,8 +88,8 @@ async def forms(client: httpx.AsyncClient, count: int, at_once: int) -> None:
 async def crowd(client: httpx.AsyncClient, count: int, at_once: int) -> None:
     """Half stream, a third leave in the middle. Whoever stays gets what the same prompt gets alone."""
     prompts = [f"Count the {thing}:" for thing in ("trees", "stars", "fish", "books", "hills")]
+    before = await tiers(client)  # of an idle server: what an answer took is given back a moment after it
     alone = [await answer(client, prompt, False) for prompt in prompts]
-    before = await tiers(client)
     gate, counts = asyncio.Semaphore(at_once), {"answered": 0, "left": 0, "wrong": 0}
 
     async def one(i: int) -> None:

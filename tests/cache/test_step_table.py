@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cache.integrity import check_blocks
 from torch import Tensor
 
 from coattn.cache.block_table import BlockTable
@@ -77,7 +78,7 @@ def test_the_table_of_blocks_grows_and_keeps_what_it_has() -> None:
     table.ensure(0, 5)
     assert table.list_version[0] == versions[0] + 2
     assert table.rows[0, :5].tolist() == table.owned[0]
-    table.check_integrity()
+    check_blocks(table)
 
 
 def test_sequences_grow_together_or_not_at_all() -> None:
@@ -94,7 +95,7 @@ def test_sequences_grow_together_or_not_at_all() -> None:
     assert {slot: len(ids) for slot, ids in table.owned.items()} == {0: 3, 1: 0, 2: 2}
     table.grow([(0, 5), (1, 1), (2, 2)])
     assert [len(table.owned[slot]) for slot in range(3)] == [5, 1, 2]
-    table.check_integrity()
+    check_blocks(table)
 
 
 ROWS: list[tuple[str, dict[str, Any]]] = [

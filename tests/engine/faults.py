@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.cache.integrity import check_blocks
 from tests.engine.rows import options
 from tests.hf.families import tiny
 
@@ -341,7 +342,7 @@ class Scenario:
             left = [s for s, owned in table.owned.items() if owned and s < self.llm.runner.slots and s not in running]
             if left:
                 self.played.problems.append(f"leak: slot {left[0]} is nobody's and has blocks")
-            table.check_integrity()
+            check_blocks(table)
 
     def _clean(self) -> None:
         with self.llm.engine.paused():
@@ -352,7 +353,7 @@ class Scenario:
                     pass
             for table in self.llm.store.tables:
                 self.llm.store.prefixes.evict(10_000)
-                table.check_integrity()
+                check_blocks(table)
                 used = table.used() - len(table.owned.get(self.llm.runner.slots, ()))
                 if used or table.idle:
                     self.played.problems.append(f"leak: {used} blocks in use, {table.idle} held, by nobody")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cache.integrity import check_blocks
 from tests.engine.rows import options
 from tests.engine.small import UNIT, check_tables, greedy, prompt, small, tokenizer
 
@@ -222,7 +223,7 @@ class Player:
         while self.llm.store.prefixes.evict():
             pass
         for table in self.llm.store.tables:
-            table.check_integrity()
+            check_blocks(table)
             assert not table.idle
             assert table.used() == 0
 

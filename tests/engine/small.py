@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from tests.cache.integrity import check_blocks
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -104,7 +105,7 @@ def flush(engine: coattn.LLM) -> None:
 def check_tables(engine: coattn.LLM) -> None:
     """Counts of blocks are right."""
     for table in engine.store.tables:
-        table.check_integrity()
+        check_blocks(table)
 
 
 def in_order(engine: coattn.LLM) -> None:

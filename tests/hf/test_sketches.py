@@ -38,8 +38,9 @@ def test_measured_is_what_the_keys_and_queries_of_the_pieces_are(monkeypatch: py
     torch.testing.assert_close(found.mean, keys.mean(0).float())
     off = keys - keys.mean(0)
     torch.testing.assert_close(found.cov, (torch.einsum("nhd,nhe->hde", off, off) / len(keys)).float())
-    queries = torch.cat([parts[0].queries[0][4:], parts[1].queries[0][-28:]]).double().view(56, 2, 2, -1)
-    want = (torch.einsum("nhgd,nhge->hde", queries, queries) / len(keys)).float()
+    # all queries count, and of each as many heads as share a KV head
+    queries = torch.cat([parts[0].queries[0], parts[1].queries[0][-32:]]).double().view(64, 2, 2, -1)
+    want = (torch.einsum("nhgd,nhge->hde", queries, queries) / 128).float()
     torch.testing.assert_close(found.moment, want, rtol=1e-4, atol=1e-4)
 
 

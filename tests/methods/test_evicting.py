@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cache.integrity import check_blocks
 from tests.engine.small import greedy, llm, prompt
 from torch import Tensor
 
@@ -159,7 +160,7 @@ def test_memory_holds_what_stays(method: str, params: dict[str, Any]) -> None:
     blocks = sum(-(-min(n + 1, length + 1) // 4) for n, length in zip(stay, (100, 60, 17), strict=True))
     assert gpu.table.used() == blocks + 1, "and one for padding rows"
     assert gpu.table.used() < before / 2
-    gpu.table.check_integrity()
+    check_blocks(gpu.table)
     near, far = world.runtime.attended(Step.of((0, 1, 2), (100, 60, 17), (1, 1, 1)))
     assert (near, far) == (sum(min(n, length) + 1 for n, length in zip(stay, (100, 60, 17), strict=True)), 0)
 

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.cache.integrity import check_blocks
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
@@ -263,4 +264,4 @@ def test_tokens_can_be_taken_back(sinks: int) -> None:
         q, out, _ = world.step(new)
     for seq in range(2):
         torch.testing.assert_close(out[seq].double(), world.attended(seq, q[seq]), atol=2e-5, rtol=1e-4)
-    world.group.cache.host.table.check_integrity()
+    check_blocks(world.group.cache.host.table)

@@ -169,15 +169,6 @@ class BlockTable:
         self._free, self._next, self.idle = [], 0, 0
         self.memory.release()
 
-    def check_integrity(self) -> None:
-        """Every handed-out id is in sequences or held as often as is counted, or free once."""
-        users = Counter(i for owned in self.owned.values() for i in owned)
-        ids = sorted([*(users.keys() | self._held.keys()), *self._free])
-        if ids != list(range(self._next)):
-            raise AssertionError(f"block ids {ids} are not 0..{self._next - 1}, each exactly once")
-        if dict(users) != self._users or self.idle != len(self._held.keys() - users.keys()):
-            raise AssertionError("blocks are not counted exactly once for each sequence that has them")
-
     def _require(self, more: int) -> None:
         self.memory.require(self._next + max(0, more - len(self._free) - self.idle))
 

@@ -132,9 +132,8 @@ def infinigen(**options: Any) -> None:
 def auto(**options: Any) -> None:
     """Measure how a model's keys spread, on a text of your own.
 
-    The model reads stretches of the text, at positions from the first to the 131,072nd. `auto` gives every channel of a
-    key as many bits as pay by that. An engine measures it by itself, once for each model, on a text that ships with
-    Python. Give the file to the method with `--set sketch=FILE`.
+    By that, `auto` gives every channel of a key as many bits as pay. An engine measures it by itself, once for each
+    model, on a text that ships with Python. Give the file to the method with `--set sketch=FILE`.
     """
     from coattn.hf.sketches import write_sketch
 

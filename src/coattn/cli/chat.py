@@ -17,7 +17,6 @@ from coattn.errors import ConfigError, InputError
 from coattn.serve.settings import KEY
 
 if TYPE_CHECKING:
-    from coattn.engine.llm import LLM
     from coattn.tools.chat.partner import Partner
     from coattn.tools.chat.server import Server
 
@@ -41,8 +40,8 @@ def chat(engine: EngineOptions, max_length: Any, url: Any, session: Any, system:
     """Chat with a model. Answers go to stdout, everything else to stderr.
 
     If `coattn serve` runs on this machine at its default port, it answers, unless there is an option for the model, the
-    method, memory or the session; else the model is loaded here. /help lists the commands: files, other methods,
-    statistics. If messages come from a pipe or a file, the exit code is 2 if one of them failed.
+    method, memory or the session; else the model is loaded here. /help lists the commands. If messages come from a pipe
+    or a file, the exit code is 2 if one of them failed.
     """
     given = [name for name in OF_ENGINE if is_given(name)]
     if url is not None and given:
@@ -89,7 +88,7 @@ def find_server(url: str | None, progress: bool) -> Server | None:
 
 
 def open_partner(engine: EngineOptions, max_length: int | None, session: str | None) -> Partner:
-    """An engine for one conversation. The method's settings hold for the first method only."""
+    """An engine for one conversation."""
     if session is not None:
         from coattn.engine.session_file import Sessions
 
@@ -107,12 +106,8 @@ def open_partner(engine: EngineOptions, max_length: int | None, session: str | N
             "Use a model that was tuned for chats, or continue a text with `coattn generate --raw`.",
         )
 
-    def open_engine(name: str | None) -> LLM:
-        own = engine.params if name == engine.method else {}
-        options: dict[str, Any] = {**engine.memory, **own}
-        return LLM(loaded, name, max_batch=1, max_length=max_length, progress=engine.progress, **options)
-
-    return Partner(open_engine, engine.method, session)
+    options: dict[str, Any] = {**engine.memory, **engine.params, "progress": engine.progress}
+    return Partner(LLM(loaded, engine.method, max_batch=1, max_length=max_length, **options), session)
 
 
 def read(prompt: str) -> str:

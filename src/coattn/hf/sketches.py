@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +21,13 @@ from coattn.hf.fingerprint import config_fingerprint, read_by
 from coattn.hf.forward import Session
 from coattn.hf.load import Loaded
 from coattn.kernels.quantise.layer_file import TextOrigin
-from coattn.kernels.quantise.sketch import SPREADS, Spread
+from coattn.kernels.quantise.sketch import SPREADS, Spread, spread_of
 from coattn.method.row import Composed, compose
 from coattn.method.table import METHODS
-from coattn.step.probe import Probe
+from coattn.step.probe import Collected
 from coattn.step.runtime import Runtime
 from coattn.text import Text, default_text
-from coattn.types import LayerShape, Step
+from coattn.types import Step
 
 PIECES = 8
 """Stretches of a text that are read, each by itself."""
@@ -44,42 +43,13 @@ LONGEST = 131_072
 log = logging.getLogger("coattn")
 
 
-class KeySpread(Probe):
-    """Adds up what `Spread` says of every layer."""
-
-    def __init__(self, layers: Sequence[LayerShape]) -> None:
-        sizes = [(s.kv_heads, s.head_dim) for s in layers]
-        self.count = 0
-        self.sums = [torch.zeros(h, d, dtype=torch.double) for h, d in sizes]
-        self.squares = [torch.zeros(h, d, d, dtype=torch.double) for h, d in sizes]
-        self.moments = [torch.zeros(h, d, d, dtype=torch.double) for h, d in sizes]
-
-    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        keys = k[SKIPPED_TOKENS:].transpose(0, 1).double().cpu()
-        grouped = q[SKIPPED_TOKENS:].view(len(q) - SKIPPED_TOKENS, len(keys), -1, q.shape[-1])
-        queries = grouped.transpose(0, 1).flatten(1, 2).double().cpu()
-        self.count += keys.shape[1] if layer == 0 else 0
-        self.sums[layer] += keys.sum(1)
-        self.squares[layer] += keys.mT @ keys
-        self.moments[layer] += queries.mT @ queries
-
-    def layers(self) -> dict[int, Spread]:
-        """By layer, in 32 bits."""
-        found = {}
-        for i, (total, square, moment) in enumerate(zip(self.sums, self.squares, self.moments, strict=True)):
-            mean = total / self.count
-            cov = square / self.count - mean[:, :, None] * mean[:, None, :]
-            found[i] = Spread(mean.float(), cov.float(), (moment / self.count).float())
-        return found
-
-
 @torch.inference_mode()
 def measure(session: Session, ids: Tensor, most: int | None, progress: Progress = silent) -> dict[int, Spread]:
     """By layer, from stretches of a text `[tokens]`, evenly spaced. most: positions that the model has."""
     length = min(CHANNEL_TOKENS * max(shape.head_dim for shape in session.layers), len(ids), most or LONGEST)
     if length <= SKIPPED_TOKENS:
         raise InputError(f"The text has {len(ids)} tokens, too few to measure keys.", "Give a longer text.")
-    probe, furthest = KeySpread(session.layers), min(LONGEST, most or LONGEST) - length
+    probe, furthest = Collected(len(session.layers)), min(LONGEST, most or LONGEST) - length
     for i in range(PIECES):
         start, first = (room * i // (PIECES - 1) for room in (len(ids) - length, furthest))
         part = ids[start : start + length].to(session.device)
@@ -92,7 +62,8 @@ def measure(session: Session, ids: Tensor, most: int | None, progress: Progress 
         finally:
             runtime.release()
         progress("measuring keys", i + 1, PIECES)
-    return probe.layers()
+    found = enumerate(probe.layers(SKIPPED_TOKENS))
+    return {i: Spread(*(x.float() for x in spread_of(keys, moment))) for i, (keys, moment) in found}
 
 
 def write_sketch(

@@ -33,8 +33,7 @@ def describe(wheel: Path, content: bytes = CONTENT) -> Embedded:
     return replace(
         SMOLLM2,
         name="tiny",
-        package="tiny-model",
-        version="1.0",
+        requirement="tiny-model==1.0",
         wheel_bytes=len(data),
         wheel_sha256=hashlib.sha256(data).hexdigest(),
         member="tiny_model/weights.gguf",

@@ -1,4 +1,4 @@
-"""A conversation with an engine: messages of several lines, files, methods, statistics, and a stop."""
+"""A conversation with an engine: messages of several lines, files, statistics, and a stop."""
 
 import importlib
 import io
@@ -14,7 +14,7 @@ from tests.tools.evaluate.tiny import save_model
 
 from coattn import LLM
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import BudgetError, InputError
+from coattn.errors import InputError
 from coattn.tools.chat.partner import Partner
 from coattn.tools.chat.server import Server
 from coattn.tools.chat.talk import Talk
@@ -51,7 +51,7 @@ class Desk:
 
 @pytest.fixture
 def partner() -> Iterator[Partner]:
-    with closing(Partner(lambda method: llm(method, max_batch=1), "full")) as made:
+    with closing(Partner(llm("full", max_batch=1))) as made:
         yield made
 
 
@@ -61,41 +61,6 @@ def test_answers_are_those_of_the_engine_and_the_conversation_grows(partner: Par
     for end in (2, 4):
         want = partner.llm.generate(talk.messages[:end], greedy(8))[0].text
         assert talk.messages[end]["content"] == want
-
-
-def test_a_switch_that_cannot_go_back_either_says_why_and_the_conversation_is_saved(tmp_path: Path) -> None:
-    reasons: list[str] = []
-
-    def open(method: str | None) -> LLM:
-        if reasons:
-            raise BudgetError(reasons.pop(0), "Free some.")
-        return llm(method or "full", max_batch=1, session_dir=tmp_path)
-
-    desk = Desk("hello", "/method cpu", "are you there?")
-    with closing(Partner(open, "full", "talk")) as partner:
-        reasons += ["There is no room for cpu.", "There is no room for full."]
-        talk = desk.talk(partner)
-    assert talk.failed == 2
-    first, hint, then, *_ = desk.told
-    assert "There is no room for cpu" in first
-    assert "There is no room for full" in first
-    assert "tart" in hint
-    assert "closed" in then
-    with llm("full", session_dir=tmp_path) as again:
-        assert again.session("talk").messages == talk.messages, "of the turn that was answered"
-
-
-def test_a_method_that_cannot_be_opened_leaves_the_one_before(tmp_path: Path) -> None:
-    def open(method: str | None) -> LLM:
-        if method == "cpu":
-            raise BudgetError("There is no room.", "Free some.")
-        return llm(method or "full", max_batch=1, session_dir=tmp_path)
-
-    desk = Desk("hello", "/method cpu", "are you there?")
-    with closing(Partner(open, "full")) as partner:
-        talk = desk.talk(partner)
-    assert desk.told == ["error: There is no room.", "hint: Free some."]
-    assert len(talk.messages) == 4
 
 
 def test_several_lines_and_files(partner: Partner, tmp_path: Path) -> None:
@@ -108,17 +73,13 @@ def test_several_lines_and_files(partner: Partner, tmp_path: Path) -> None:
 
 
 def test_commands(partner: Partner, tmp_path: Path) -> None:
-    desk = Desk(
-        "/stats", "hello", "/stats", "/method cpu", "/stats", "more", "/method none", "again", "/reset", "/help"
-    )
+    desk = Desk("/stats", "hello", "/stats", "/reset", "/help")
     talk = desk.talk(partner)
     told = "\n".join(desk.told)
     assert "nothing has been answered yet" in told
     assert "full (exact)" in told
     assert "8 written" in told
-    assert "now under cpu (exact)" in told
-    assert "error: " in told
-    assert partner.llm.composed.method.name == "cpu", "a method that is not there leaves things as they were"
+    assert "forgotten" in told
     assert talk.messages == []
     desk = Desk("/nothing", "/file", f"/file {tmp_path / 'none'}", "x" * 400)
     desk.talk(partner)
@@ -156,12 +117,12 @@ def test_a_server_on_this_machine_is_found_and_talked_to(monkeypatch: pytest.Mon
     asked = ["--temperature", "0", "--max-new-tokens", "5"]
     with serving() as server:
         monkeypatch.setattr(cli_chat, "SERVER", server.url)
-        done = coattn("chat", *asked, stdin="hello\n/stats\n/method cpu\n")
+        done = coattn("chat", *asked, stdin="hello\n/stats\n/nothing\n")
         want = server.llm.generate([{"role": "user", "content": "hello"}], greedy(5))[0].text
         assert (done.returncode, done.stdout) == (2, want + "\n"), done.stderr
         assert f"small under full (exact), up to 256 tokens, on the server at {server.url}. /help" in done.stderr
         assert "full (exact): 12 tokens read, 5 written" in done.stderr
-        assert "A server keeps its method." in done.stderr
+        assert "There is no command /nothing." in done.stderr
         named = coattn("chat", *asked, "--url", server.url + "/v1/", stdin="hello\n")
         assert (named.returncode, named.stdout) == (0, want + "\n")
         refused = coattn("chat", "--url", server.url, "--set", "block=8")
@@ -188,7 +149,7 @@ def test_a_session_is_saved_and_gone_on_with(tmp_path: Path, monkeypatch: pytest
 
     said: list[list[Any]] = []
     for word in ("hello", "and now?"):
-        with closing(Partner(lambda method: llm(method, max_batch=1), "cpu", "ours")) as partner:
+        with closing(Partner(llm("cpu", max_batch=1), "ours")) as partner:
             said.append(Desk(word).talk(partner).messages)
             assert partner.session.messages == said[-1]
             assert (partner.llm.report()["cached_tokens"] > 0) == (word != "hello")

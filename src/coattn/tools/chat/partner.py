@@ -1,28 +1,27 @@
-"""Who answers a conversation: an engine, whose method can be changed."""
+"""Who answers a conversation: an engine."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 
 from coattn.engine.llm import LLM
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.params import SamplingParams
 from coattn.engine.watch import stream
-from coattn.errors import EngineError, InputError
+from coattn.errors import InputError
 from coattn.units import format_bytes
 
 Messages = list[dict[str, str]]
 
 
 class Partner:
-    """open: makes the engine under a method; the weights are the same for all. session: the name of a saved one."""
+    """An engine, which is closed with it. session: the name of a saved one."""
 
-    def __init__(self, open: Callable[[str | None], LLM], method: str | None, session: str | None = None) -> None:
-        self._open, self._method, self._name = open, method, session
-        self.llm = open(method)
+    def __init__(self, llm: LLM, session: str | None = None) -> None:
+        self.llm, self._name = llm, session
         try:
-            self.session = self.llm.session(session)
+            self.session = llm.session(session)
         except BaseException:
-            self.llm.close()
+            llm.close()
             raise
         self._last: RequestOutput | None = None
 
@@ -72,28 +71,9 @@ class Partner:
         kept = [f"{format_bytes(count)} {places.get(tier, tier)}" for tier, count in held.items() if count]
         return text + (f"; KV {', '.join(kept)}" if kept else "")
 
-    def switch(self, method: str) -> str:
-        """Goes on under another method -> a line about it. Raises CoattnError."""
-        self.llm.close()
-        try:
-            self._reopen(method)
-        except BaseException as error:
-            try:
-                self._reopen(self._method)
-            except Exception as again:
-                why = f"{method!r} could not be opened, nor what was open before it: {error} {again}"
-                raise EngineError(why, "Leave with /quit, and start again.") from error
-            raise
-        self._method, self._last = method, None
-        return f"now under {self._under()}"
-
     def _under(self) -> str:
         row = self.llm.composed
         return f"{row.method.name} ({'exact' if row.exact else 'lossy'})"
-
-    def _reopen(self, method: str | None) -> None:
-        self.llm = self._open(method)
-        self.session = self.llm.session(self._name, restore=False)
 
     def close(self) -> None:
         """Saves a conversation that has a name, and closes the engine."""

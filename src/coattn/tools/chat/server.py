@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import ConfigError, InputError, UnsupportedError
+from coattn.errors import ConfigError, InputError
 from coattn.progress import progress_line
 from coattn.tools.chat.partner import Messages
 
@@ -75,10 +75,6 @@ class Server:
     def stats(self) -> str:
         """What the last answer took, for people."""
         return self._stats
-
-    def switch(self, method: str) -> str:
-        """Raises UnsupportedError."""
-        raise UnsupportedError("A server keeps its method.", "Start another one, or leave --url out.")
 
     def close(self) -> None:
         """Nothing is held between two answers."""

@@ -11,7 +11,6 @@ from coattn.tools.chat.partner import Messages, Partner
 from coattn.tools.chat.server import Server
 
 HELP = """/file PATH    put a text file before your next message
-/method NAME  go on under another method
 /stats        what the last answer took
 /reset        forget the conversation
 /help         this
@@ -79,10 +78,10 @@ class Talk:
             return
         name, _, rest = said.strip().partition(" ")
         if name == "/file":
-            self._files.append(decode(read_bytes(Path(_given(rest, name)).expanduser()), rest))
+            if not rest.strip():
+                raise ConfigError("/file needs a path after it.", "/help shows which.")
+            self._files.append(decode(read_bytes(Path(rest.strip()).expanduser()), rest))
             self._tell(f"{rest.strip()} goes before your next message")
-        elif name == "/method":
-            self._tell(self.partner.switch(_given(rest, name)))
         elif name == "/stats":
             self._tell(self.partner.stats())
         elif name == "/reset":
@@ -111,9 +110,3 @@ class Talk:
         # what failed is not part of the conversation, and can be asked again
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
         self._files = []
-
-
-def _given(rest: str, name: str) -> str:
-    if not rest.strip():
-        raise ConfigError(f"{name} needs a word after it.", "/help shows which.")
-    return rest.strip()
