@@ -48,6 +48,7 @@ def test_an_engine_measures_once_and_the_next_one_finds_it(kept: Path, monkeypat
     with LLM((small(), tokenizer()), "auto", max_length=256) as llm:
         (path,) = kept.iterdir()
         assert llm.composed.params["sketch"] == str(path)
+        assert llm.report()["params"]["sketch"] == path.name, "a report and a saved session name no folder"
         assert llm.runner.runtime.groups[0].index.made == 1  # type: ignore[attr-defined]
         (want,) = llm.generate(TEXT[:200], greedy(8))
     assert SPREADS.read_origin(str(path)).text == "python help topics"

@@ -334,6 +334,21 @@ def test_sequences_that_were_coded_by_other_tables_are_coded_anew() -> None:
         assert words[: len(keys)].equal(index.tables[1].encode(keys)[: len(words)])
 
 
+def test_tables_that_could_not_be_made_are_made_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(seqs=1)
+    world.step(150)
+    step = Step.of((0,), (150,), (1,))
+    with monkeypatch.context() as patch:
+        patch.setattr("coattn.auto.index.fit", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError):
+            world.runtime.begin(step)
+    assert world.sketch.filled == {}
+    world.step(1)
+    assert world.sketch.filled == {0: (2, 18)}
+    assert world.sketch.tables[0].of.any()
+    world.check_books()
+
+
 def test_the_tables_of_a_file_stay(tmp_path: Path) -> None:
     shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), mark=2.0)
     keys, path = torch.randn(2, 300, KV_HEADS, DIM), tmp_path / "spread"

@@ -176,24 +176,19 @@ class Sketch(BookedIndex):
         """Of some of a sequence's keys; the first tokens are like no others."""
         start, block = 1 if blocks > 1 else 0, self.cache.block
         stride = max(1, (blocks - start) * block // SAMPLE_TOKENS)
-        each = PIECE_TOKENS // block or 1
-        found = {}
-        for layer in self.tables:
-            pieces = [
-                self.cache.read(layer, slot, range(i, min(i + each, blocks)))[0] for i in range(start, blocks, each)
-            ]
-            found[layer] = spread_of(torch.cat(pieces)[::stride], moments.get(layer))
-        return found
+        read = ((layer, self.cache.read(layer, slot, range(start, blocks))[0]) for layer in self.tables)
+        return {layer: spread_of(keys[::stride], moments.get(layer)) for layer, keys in read}
 
     def _make_tables(self, spreads: Mapping[int, Spread], tokens: int) -> None:
         """Sequences that were coded before are coded anew before their next decode step."""
+        self.made += 1  # at first: tables that are half made fit nobody
         # one call for all of them: most of the time is in small matrices
         whole = Spread(*(torch.cat([x.cpu() for x in part]) for part in zip(*spreads.values(), strict=True)))
         made, start = fit(whole, self.planes(self.cache.spec.shape)), 0
         for layer, shape in self.cache.spec.layers.items():
             self.tables[layer].copy_(made[start : start + shape.kv_heads])
             start += shape.kv_heads
-        self.made, self.seen_tokens = self.made + 1, tokens
+        self.seen_tokens = tokens
 
     def _fill_pool(
         self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None, lost: Tensor

@@ -41,6 +41,9 @@ def generate(
     from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
     from coattn.hf.families import check_length, room
     from coattn.hf.forward import sampling_defaults
+    from coattn.hf.sketches import with_sketches
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
 
     ids: list[int] = []
 
@@ -76,10 +79,9 @@ def generate(
         "fidelity": None,
     }
     if fidelity:
-        budgets = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv}
-        summary["fidelity"] = measure(
-            loaded, ids, result.token_ids, row or report["method"], **budgets, **report["params"]
-        )
+        composed = with_sketches(compose(row or find_method(report["method"]), **params), loaded)
+        forced = {"gpu_kv": engine.gpu_kv, "host_kv": engine.host_kv, **composed.params}
+        summary["fidelity"] = measure(loaded, ids, result.token_ids, composed.method, **forced)
     if as_json:
         print_json(summary)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,8 +38,10 @@ class Composed:
     """How prompts are read, where not as a whole: of every method, by `prefill_block`, `anchor` and `question`."""
 
     def describe(self) -> dict[str, Any]:
-        """The method, whether it is exact, and its parameters, as reports name them."""
-        return {"method": self.method.name, "exact": self.exact, "params": dict(self.params)}
+        """The method, whether it is exact, and its parameters, as reports name them: of a file at an absolute path its
+        name, which is the same on another machine."""
+        files = {key: Path(x).name for key, x in self.params.items() if isinstance(x, str) and x.startswith("/")}
+        return {"method": self.method.name, "exact": self.exact, "params": {**self.params, **files}}
 
     def over(self, stored: Iterable[torch.dtype], computed: torch.dtype) -> Composed:
         """The row over a model. It is exact only if every layer's KV is stored as it is computed.
