@@ -238,7 +238,7 @@ class Bench:
             if case.drift is not None:
                 for group in runtime.groups:
                     drive_picks(group, case.drift, slots, first, case.age)
-            yield Ready(runner, runtime, ledger, first, [1] * case.batch)
+            yield Ready(runner, runtime, ledger, first, [1 + slot % 64 for slot in slots])  # queries of their own
 
     def _ledger(self, session: Session) -> Ledger:
         if self.pipeline is None:
