@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from tests.cache.integrity import check_blocks
-from tests.engine.rows import options
+from tests.engine.rows import measured, options
 from tests.hf.families import tiny
 
 import coattn
@@ -131,6 +131,7 @@ class Scenario:
         """variant: of a session, what it has stored is forgotten before its turn, or the turn is left out."""
         self.case, self.disturbed, self.variant, self.played = case, disturbed, variant, Played()
         given = {"max_batch": 3, "max_length": 160, "chunk": 24, **options(case.row)}
+        given |= measured(case.row, model(case.family))
         self.given = elsewhere(case.family, 70, 5) if case.phase == "remote" else None
         if case.phase == "staged":
             given["weights_on_gpu"] = 0.7
@@ -402,7 +403,7 @@ def references(case: Case, tokens: list[int], name: str) -> Iterator[RequestOutp
 @cache
 def alone(row: str, family: str, tokens: tuple[int, ...]) -> RequestOutput:
     """The answer to a text that nobody has read before, once another has made whatever the first prompt makes."""
-    given = {"max_batch": 1, "max_length": 160, "chunk": 24, **options(row)}
+    given = {"max_batch": 1, "max_length": 160, "chunk": 24, **options(row)} | measured(row, model(family))
     with coattn.LLM((model(family), None), row, reuse=False, **given) as llm:
         llm.generate([*PREFIX, *ids(3, 2)], PARAMS)
         return llm.generate(list(tokens), PARAMS)[0]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from tests.engine.faults import PARAMS, compare, ids, model
-from tests.engine.rows import options
+from tests.engine.rows import measured, options
 from tests.engine.small import check_tables
 
 import coattn
@@ -47,6 +47,7 @@ def settings(row: str, whole: bool) -> dict[str, Any]:
 def alone(row: str, family: str, tokens: tuple[int, ...]) -> RequestOutput:
     """The answer to a text that nobody has read before."""
     given = {"max_batch": 1, "max_length": LONGEST, "chunk": 16, **settings(row, whole=False)}
+    given |= measured(row, model(family))
     with coattn.LLM((model(family), None), row, reuse=False, **given) as llm:
         return llm.generate(list(tokens), PARAMS)[0]
 
@@ -61,6 +62,7 @@ class History:
         self.counts: Counter[str] = Counter()
         self.asked: list[tuple[Handle, str]] = []
         given = {"max_batch": 2, "max_length": LONGEST, "chunk": 16, "session_dir": folder / "sessions"}
+        given |= measured(row, model(family))
         self.llm = coattn.LLM((model(family), None), row, disk=folder / "disk", **given, **settings(row, whole))
         self.sessions = [self.llm.session("0")]
 

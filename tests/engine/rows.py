@@ -1,9 +1,17 @@
 """Every row with parameters that leave much out of short texts."""
 
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from tests.methods.test_matrix import SMALL, SMALL_CACHE
 
+from coattn.hf.forward import Session
+from coattn.hf.sketches import measure
+from coattn.kernels.quantise.layer_file import TextOrigin
+from coattn.kernels.quantise.sketch import SPREADS
 from coattn.method.registry import PARTS
 from coattn.method.table import METHODS
 
@@ -35,3 +43,19 @@ def resumes(name: str) -> bool:
     """Whether a sequence can come back to all parts of a row."""
     row = METHODS[name]
     return PARTS["index"][row.index].resumes and PARTS["maintenance"][row.maintenance].resumes  # type: ignore[attr-defined]
+
+
+def measured(name: str, model: Any) -> dict[str, Any]:
+    """What an engine with a tokenizer measures of a model: without it the first sequences decide, and who fails has a
+    part in that."""
+    return {"sketch": _sketch(model)} if METHODS[name].index == "sketch" else {}
+
+
+@cache
+def _sketch(model: Any) -> str:
+    path = Path(tempfile.mkdtemp()) / "sketch.safetensors"
+    with Session(model) as session:
+        spreads = measure(session, torch.randint(0, session.vocabulary, (600,)), 160)
+        marks = tuple(shape.mark for shape in session.layers)
+    SPREADS.save(path, spreads, TextOrigin("tiny", "random", "0", 600, marks))
+    return str(path)

@@ -294,6 +294,15 @@ def begin_again(world: World, tokens: int) -> None:
     world.step(tokens)
 
 
+def spread_file(folder: Path) -> tuple[LayerShape, Path, dict[int, Spread]]:
+    """What an engine measures of a model with these layers."""
+    shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), mark=2.0)
+    keys, path = torch.randn(2, 300, KV_HEADS, DIM), folder / "spread"
+    spreads = {i: Spread(*(x.float() for x in spread_of(keys[i], None))) for i in range(2)}
+    SPREADS.save(path, spreads, TextOrigin("small", "t", "0", 300, (2.0, 2.0)))
+    return shape, path, spreads
+
+
 def test_tables_are_made_once_and_again_from_a_sequence_twice_as_long() -> None:
     world = World(seqs=1)
     world.step(10)
@@ -350,10 +359,7 @@ def test_tables_that_could_not_be_made_are_made_by_the_next_step(monkeypatch: py
 
 
 def test_the_tables_of_a_file_stay(tmp_path: Path) -> None:
-    shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"), mark=2.0)
-    keys, path = torch.randn(2, 300, KV_HEADS, DIM), tmp_path / "spread"
-    spreads = {i: Spread(*(x.float() for x in spread_of(keys[i], None))) for i in range(2)}
-    SPREADS.save(path, spreads, TextOrigin("small", "t", "0", 300, (2.0, 2.0)))
+    shape, path, spreads = spread_file(tmp_path)
     world = World(seqs=1, sketch=str(path), shape=shape)
     of = world.sketch.tables[1].of.clone()
     torch.testing.assert_close(of, fit(spreads[1], world.sketch.planes(shape)).of)
@@ -365,6 +371,25 @@ def test_the_tables_of_a_file_stay(tmp_path: Path) -> None:
     world.check_books()
     with pytest.raises(ConfigError, match=r"made for small .2 layers., not for the model in use"):
         World(sketch=str(path), shape=replace(shape, mark=3.0))
+
+
+def test_a_pool_is_filled_by_the_same_queries_however_a_prompt_is_cut(tmp_path: Path) -> None:
+    (shape, path, _), kept = spread_file(tmp_path), []
+    for cuts in ((150,), (100, 30, 20), (140, 3, 7)):
+        world = World(seqs=1, sketch=str(path), shape=shape)
+        draws = torch.Generator().manual_seed(5)
+        q, k, v = (torch.randn(150, n, DIM, generator=draws) for n in (HEADS, KV_HEADS, KV_HEADS))
+        start = 0
+        for new in cuts:
+            running = world.runtime.begin(Step.of((0,), (start,), (new,)))
+            for layer in range(2):
+                world.runtime.attend(running, layer, *(x[start : start + new] for x in (q, k, v)), SCALE)
+            world.runtime.commit(running)
+            start += new
+        world.runtime.abort(world.runtime.begin(Step.of((0,), (150,), (1,))))
+        kept.append(world.sketch.pools[1].token_of[0].sort(-1).values)
+    assert kept[0].equal(kept[1])
+    assert kept[0].equal(kept[2])
 
 
 def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:

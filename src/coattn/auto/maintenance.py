@@ -168,7 +168,8 @@ class SketchMaintenance(Maintenance):
         for slot, (start, end) in zip(step.slots, step.spans, strict=True):
             if start == end:
                 continue
-            self._last.setdefault(slot, {})[layer] = q[max(start, end - FILL_QUERIES) : end].clone()
+            before = self._last.setdefault(slot, {}).get(layer, q[:0])  # however the prompt is cut into chunks
+            self._last[slot][layer] = torch.cat([before, q[max(start, end - FILL_QUERIES) : end]])[-FILL_QUERIES:]
             if self.index.sketch is not None:
                 continue
             own = q[max(start, end - QUERY_DECAY_TOKENS) : end].view(
