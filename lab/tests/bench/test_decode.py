@@ -87,7 +87,7 @@ def test_pairs_of_a_query_and_a_key_are_counted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("decode", "--shapes", "huge"), "no shapes 'huge'"),
+        (("decode", "--shapes", "huge"), "There is no folder huge"),
         (("decode", *TINY, "--methods", "best"), "no method 'best'"),
         (("decode", *TINY, "--batch", "none"), "--batch is 'none'"),
         (("decode", *TINY, "--set", "sinks=4"), "parameter 'sinks'"),
