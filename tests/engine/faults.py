@@ -389,15 +389,16 @@ def run(case: Case) -> Played | None:
 
 
 def references(case: Case, tokens: list[int], name: str) -> Iterator[RequestOutput]:
-    """Of a lossy row that has read again what it had decoded, or had nothing to go on from: what it answers then."""
-    if compose(METHODS[case.row]).exact:
-        return
+    """Of a session whose turn failed: the next one's answer without it. Of a lossy row that has read again what it had
+    decoded, or had nothing to go on from: what it answers then."""
+    exact = compose(METHODS[case.row]).exact
     if case.phase == "session":
-        for variant in ("forgotten", "no turn", "forgotten, no turn"):
+        for variant in ("no turn",) if exact else ("forgotten", "no turn", "forgotten, no turn"):
             played = undisturbed(Case(case.row, case.family, case.phase, 0, False), variant)
             if played.prompts.get(name) == tokens:
                 yield played.outputs[name]
-    yield alone(case.row, case.family, tuple(tokens))
+    if not exact:
+        yield alone(case.row, case.family, tuple(tokens))
 
 
 @cache
