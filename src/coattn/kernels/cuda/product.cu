@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
       Number answer = narrow(y);
 #if RESIDUAL
-      answer = narrow(wide(residual[token * (i64)n + column]) + wide(answer));
+      answer = narrow(wide(__ldcg(residual + token * (i64)n + column)) + wide(answer));
 #endif
       out[token * (i64)n + column] = answer;
     }

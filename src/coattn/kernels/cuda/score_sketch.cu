@@ -81,12 +81,14 @@ extern "C" __global__ void __launch_bounds__(PLANES)
     if (p < PIECES) prefetch(heard + ((i64)seq[row] * PIECES + p) * heads * GROUP + head * GROUP);
     if (p < D / 8) prefetch(lowest + head * D + p * 8);
     if (p == 0) prefetch(above + slot * GROUP), prefetch(told + slot * GROUP);
-    // what planes are worth is older than the kernel in front, the query is not
+    // what planes are worth is older than the kernel in front, the query is not: it is read from L2, since lines of L1
+    // may be of before the wait
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 #pragma unroll
     for (int k = 0; k < D / 32; ++k)
-      query[k] = g8 < GROUP ? *(const uint4*)(own + g8 * q_head + k * 32 + t * 8) : make_uint4(0, 0, 0, 0);
+      query[k] =
+          g8 < GROUP ? __ldcg((const uint4*)(own + g8 * q_head + k * 32 + t * 8)) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       float c[4] = {0.f, 0.f, 0.f, 0.f};
@@ -145,7 +147,8 @@ extern "C" __global__ void __launch_bounds__(PLANES)
 #pragma unroll
     for (int i = 0; i < PIECES / 32; ++i) all += __expf(parts[i] - high);
     for (int i = 16; i; i /= 2) all += __shfl_xor_sync(0xffffffff, all, i);
-    for (int i = p % 32; i < D; i += 32) sum += wide(own[g * q_head + i]) * scale * lowest[head * D + i];
+    for (int i = p % 32; i < D; i += 32)
+      sum += wide(__ldcg(own + g * q_head + i)) * scale * lowest[head * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
     if (p % 32 == 0) {
       rest[line * 8 + g] = sum;
@@ -459,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   now *= LOG2E, far *= LOG2E;
-  auto limit_of = [&](int i) { return (bound[line * GROUP + i] - base[line * 8 + i]) * LOG2E; };
+  auto limit_of = [&](int i) { return (__ldcg(bound + line * GROUP + i) - base[line * 8 + i]) * LOG2E; };
   float least = INFINITY, limit[2], taken[2] = {0.f, 0.f};
   for (int i = 0; i < GROUP; ++i) least = fminf(least, limit_of(i));
 #pragma unroll

@@ -3,7 +3,9 @@
 A kernel launched with `FOLLOW` may start before the one in front of it has ended: it says at once that the next may
 come (`gdc_launch_dependents`), does what depends on nobody, and then waits (`gdc_wait`) until everything in front is
 complete and visible. Every such kernel waits, so the order of any two kernels is what it was; only the gap between
-them, in which the GPU would read nothing, is gone. Needs a GPU of compute capability 9 or more.
+them, in which the GPU would read nothing, is gone. What was written while it waited it reads from L2 (`__ldcg`): what
+is constant to a kernel, as `const __restrict__` in CUDA C++ says, may come from a line of L1 that is older than that.
+Needs a GPU of compute capability 9 or more.
 """
 
 from __future__ import annotations

@@ -191,6 +191,10 @@ T __ldg(const T* x) {
   return *x;
 }
 template <class T>
+T __ldcg(const T* x) {
+  return *x;
+}
+template <class T>
 T __ldcs(const T* x) {
   return *x;
 }
