@@ -61,8 +61,6 @@ class Row:
     floor_s: float | None = None
     """The products at the rate of a large product, and the attention at that of the fastest kernel."""
     floor_ratio: float | None = None
-    peer_ratio: float | None = None
-    """Its time as a multiple of plain Transformers', where that was run."""
     refused: str | None = None
     """Why there are no figures."""
 
@@ -71,7 +69,6 @@ def run(model: Any, cases: list[Case], tokens: int, floor: float | None = None) 
     """The same random prompt under each case."""
     ids = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     first: tuple[float, Tensor] | None = None
-    peer: float | None = None
     for case in cases:
         ledger = Ledger(case.gpu_kv, None)
         try:
@@ -81,7 +78,6 @@ def run(model: Any, cases: list[Case], tokens: int, floor: float | None = None) 
             yield Row(case.method, tokens, case.chunk, case.gpu_kv, 0.0, 0.0, 0.0, 0.0, False, 0, 0, refused=said)
             continue
         first = first or (seconds, logits)
-        peer = seconds if case.method == PEER else peer
         own, plain = (x.double().log_softmax(-1) for x in (logits, first[1]))
         yield Row(
             case.method,
@@ -97,7 +93,6 @@ def run(model: Any, cases: list[Case], tokens: int, floor: float | None = None) 
             ledger.peak["host"],
             floor,
             None if floor is None else seconds / floor,
-            None if peer is None else seconds / peer,
         )
 
 

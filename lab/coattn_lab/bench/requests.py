@@ -1,4 +1,4 @@
-"""A stream of requests under a method, beside Transformers' `generate`: who waits how long for what."""
+"""A stream of requests under a method: who waits how long for what."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
-from coattn.hf.architectures import describe_layers
 from coattn.hf.stored import weight_bytes
 from coattn.native import default_threads
 from coattn_lab.bench.core_limits import stream_read_gbps
@@ -24,9 +23,6 @@ from coattn_lab.bench.limits import hbm_gbps
 from coattn_lab.bench.prefill import floor_s as prompt_floor_s
 from coattn_lab.bench.scout import PERIOD
 from coattn_lab.bench.stream import Item
-
-PEER = "transformers"
-"""`generate` over batches of those who wait, as many as fit the budget, padded to the longest."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def run_method(
         llm.generate([prompts[0]], SamplingParams(max_new_tokens=2, ignore_eos=True))
         before = llm.report()
         begin = time.perf_counter()
-        tracks = _play(llm, items, prompts, begin)
+        tracks = play(llm, items, prompts, begin)
         counts = counted(before, llm.report())
         tiers = {f"{tier}_kv_peak": llm.ledger.peak[tier] for tier in llm.ledger.peak}
     return {"method": method, "params": params, "driven": driven, **summary(tracks, begin), **counts, **tiers}
@@ -115,7 +111,7 @@ def _drive(llm: LLM, items: list[Item], setting: Setting) -> bool:
     return bool(driven)
 
 
-def _play(llm: LLM, items: list[Item], prompts: list[list[int]], begin: float) -> list[Track]:
+def play(llm: LLM, items: list[Item], prompts: list[list[int]], begin: float) -> list[Track]:
     """Submits each request when its time has come and steps in between."""
     tracks: list[Track] = []
     handles: list[Any] = []
@@ -146,62 +142,6 @@ def _noter(track: Track) -> Any:
         track.tokens.append(time.perf_counter())
 
     return note
-
-
-def run_peer(model: Any, items: list[Item], prompts: list[list[int]], setting: Setting) -> dict[str, Any]:
-    """Transformers alone: those who have arrived, in order, in batches that fit; the next one when it is done."""
-    token = sum(shape.token_bytes for shape in describe_layers(model))
-    _generate(model, prompts[:1], [Track(Item(0.0, items[0].prompt_tokens, 2), 0.0)])
-    begin = time.perf_counter()
-    tracks: list[Track] = []
-    while len(tracks) < len(items):
-        now = time.perf_counter() - begin
-        here = [i for i in range(len(tracks), len(items)) if items[i].arrival_s <= now]
-        if not here:
-            time.sleep(max(0.0, items[len(tracks)].arrival_s - now))
-            continue
-        batch = _fitting([items[i] for i in here], token, setting)
-        own = [Track(item, begin + item.arrival_s, tokens=[]) for item in batch]
-        _generate(model, prompts[len(tracks) : len(tracks) + len(batch)], own)
-        tracks += own
-    return {"method": PEER, "params": {}, **summary(tracks, begin), "preemptions": 0}
-
-
-def _fitting(waiting: list[Item], token: int, setting: Setting) -> list[Item]:
-    """As many of the first ones as the batch and the budget take, all as long as the longest."""
-    taken: list[Item] = []
-    for item in waiting[: setting.max_batch]:
-        batch = [*taken, item]
-        longest = max(i.prompt_tokens for i in batch) + max(i.new_tokens for i in batch)
-        if taken and setting.gpu_kv is not None and len(batch) * longest * token > setting.gpu_kv:
-            break
-        taken = batch
-    return taken
-
-
-def _generate(model: Any, prompts: list[list[int]], tracks: list[Track]) -> None:
-    from transformers import StoppingCriteria, StoppingCriteriaList
-
-    longest, times = max(map(len, prompts)), []
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-
-    class Note(StoppingCriteria):  # type: ignore[misc]
-        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-            if input_ids.device.type == "cuda":
-                torch.cuda.synchronize(input_ids.device)
-            times.append(time.perf_counter())
-            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-    started, count = time.perf_counter(), max(track.item.new_tokens for track in tracks)
-    with torch.no_grad():
-        model.generate(
-            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None,
-            stopping_criteria=StoppingCriteriaList([Note()]),
-        )  # fmt: skip
-    for track in tracks:
-        track.started, track.tokens = started, times[: track.item.new_tokens]
-        track.ended = track.tokens[-1]
 
 
 def summary(tracks: list[Track], begin: float) -> dict[str, Any]:
@@ -271,9 +211,6 @@ def rows_of(
     prompts = prompts_of(items, int(model.config.vocab_size), seed)
     for method, params in methods:
         try:
-            if method == PEER:
-                yield run_peer(model, items, prompts, setting)
-            else:
-                yield run_method(model, method, params, items, prompts, setting)
+            yield run_method(model, method, params, items, prompts, setting)
         except (CoattnError, torch.OutOfMemoryError) as error:
             yield {"method": method, "params": params, "refused": " ".join(str(error).split())[:300]}

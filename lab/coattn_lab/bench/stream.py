@@ -1,19 +1,16 @@
-"""A stream of requests: how long they are and when they come, drawn from a seed or read from a file."""
+"""A stream of requests: how long they are and when they come, drawn from a seed."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from coattn.errors import ConfigError, InputError
+from coattn.errors import ConfigError
 
 LENGTHS = "fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA"
 ARRIVALS = "burst, every:SECONDS or poisson:PER_SECOND"
-KEYS = ("arrival_s", "prompt_tokens", "new_tokens")
 
 
 @dataclass(frozen=True)
@@ -72,37 +69,6 @@ def _parse(text: str, option: str, known: str, counts: dict[str, int]) -> tuple[
     return name, numbers
 
 
-def read(path: Path) -> list[Item]:
-    """Requests from a JSONL file, in order of their arrival. Raises InputError naming the line."""
-    items = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text.", f"Write one JSON object a line, with {', '.join(KEYS)}.") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            items.append(_item(line, f"Line {number} of {path}"))
-    if not items:
-        raise InputError(f"{path} has no requests.", f"Write one JSON object a line, with {', '.join(KEYS)}.")
-    return sorted(items, key=lambda item: item.arrival_s)
-
-
-def _item(line: str, where: str) -> Item:
-    hint = '{"arrival_s": 0.5, "prompt_tokens": 4000, "new_tokens": 64} is one; arrival_s may be left out.'
-    try:
-        found: Any = json.loads(line)
-    except ValueError:
-        raise InputError(f"{where} is not JSON.", hint) from None
-    if not isinstance(found, dict) or set(found) - set(KEYS) or not {"prompt_tokens", "new_tokens"} <= set(found):
-        raise InputError(f"{where} does not have the keys {', '.join(KEYS)}.", hint)
-    at, counts = found.get("arrival_s", 0.0), [found["prompt_tokens"], found["new_tokens"]]
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and 0 < n < 1 << 31 for n in counts)
-    timed = isinstance(at, int | float) and not isinstance(at, bool) and math.isfinite(at) and at >= 0
-    if not whole or not timed:
-        raise InputError(f"{where} has a number that cannot be.", hint)
-    return Item(float(at), *counts)
-
-
 def describe(items: list[Item]) -> list[dict[str, Any]]:
-    """As JSON has it, so that the same stream can be run again from a file."""
+    """As JSON has it."""
     return [asdict(item) for item in items]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,12 +17,7 @@ from coattn_lab.cli.groups import bench, empty_table
 @bench.command()
 @click.option("--model", help="smollm2, a model folder or a hub name; its tokens are random all the same.")
 @click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name, with random weights.")
-@click.option(
-    "--methods",
-    default="full",
-    show_default=True,
-    help="With commas; `transformers` is Transformers' generate, in batches that fit --gpu-kv.",
-)
+@click.option("--methods", default="full", show_default=True, help="With commas.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of every method; repeatable.")
 @click.option("--count", default=24, show_default=True, type=Count(1), help="Requests.")
 @click.option("--prompts", default="uniform:4096:30720", show_default=True, help="Tokens of prompts: fixed:N, "
@@ -31,8 +25,6 @@ from coattn_lab.cli.groups import bench, empty_table
 @click.option("--new", default="fixed:64", show_default=True, help="New tokens, likewise.")
 @click.option("--arrivals", default="burst", show_default=True, help="burst, every:SECONDS or poisson:PER_SECOND.")
 @click.option("--seed", default=0, show_default=True, type=Count(0), help="Of lengths, arrivals and tokens.")
-@click.option("--file", "source", metavar="JSONL", help="Requests from a file instead: lines of arrival_s, "
-              "prompt_tokens and new_tokens.")  # fmt: skip
 @click.option("--gpu-kv", metavar="SIZE", help="The cap on GPU KV memory.")
 @click.option("--host-kv", metavar="SIZE", help="The cap on KV memory in DRAM.")
 @click.option("--max-batch", default=16, show_default=True, type=Count(1), help="Sequences that run at a time.")
@@ -63,11 +55,8 @@ def requests(target: str | None, as_json: bool, **options: Any) -> None:
 
     names = options["methods"].split(",")
     params = parse_settings(options["settings"])
-    methods = [(name if name == bench_requests.PEER else find_method(name).name, params) for name in names]
-    if options["source"] is not None:
-        items = stream.read(Path(options["source"]))
-    else:
-        items = stream.draw(options["count"], options["prompts"], options["new"], options["arrivals"], options["seed"])
+    methods = [(find_method(name).name, params) for name in names]
+    items = stream.draw(options["count"], options["prompts"], options["new"], options["arrivals"], options["seed"])
     given = {name: options[name] for name in ("chunk", "target_ms") if options[name] is not None}
     setting = bench_requests.Setting(
         options["max_batch"],

@@ -21,7 +21,7 @@ ALONE = [
     f"bench decode --methods auto,scout,hgca --context 200 --change 0.1 --fetched 3 --kept 0.1 {STEPS}",
     "bench decode --methods full --context 200 --steps 4 --seconds 0 --shapes tiny --devices cpu,cpu",
     "bench prefill --methods transformers,offload --tokens 90 --chunk 40,whole --floor --device cpu --shapes tiny",
-    f"{REQUESTS} --methods full,transformers --no-floor",
+    f"{REQUESTS} --methods full,cpu --no-floor",
     f"{REQUESTS} --methods scout --change 0.1 --set budget=64",
     "bench ops --quick --mib 16 --seconds 0 --dtypes bf16",
     *(f"bench hgca --figure {n} --batch 2 --context 200 --window 64 {STEPS}" for n in (6, 10, 11, 12, 13, 15)),
