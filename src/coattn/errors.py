@@ -59,8 +59,8 @@ class InputError(CoattnError):
 
 
 class WorkerError(CoattnError):
-    """The CPU's part of a step failed or came too late. An engine tries the step again with new workers; only a request
-    that fails by itself gets this error."""
+    """The CPU's part of a step failed or came too late. An engine tries a step of several requests again with new
+    workers; a request that fails alone in a step gets this error."""
 
 
 class BusyError(CoattnError):

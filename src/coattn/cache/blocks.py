@@ -34,8 +34,8 @@ class BlockMemory:
 
     A memory may have a side: block i of the side belongs to block i, and both grow together. A side may have one, too.
 
-    Owner: the cache that made it. Writer: its `append`. Reader: the executors. A block may be overwritten once the step
-    that attends to it has returned; steps run one after another.
+    Owner: the cache that made it. Writers: its `append`, maintenance in pools, `replace`. Readers: rules and executors.
+    A block may be overwritten once the step that attends to it has returned; decode steps run one after another.
     """
 
     def __init__(

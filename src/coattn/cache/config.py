@@ -91,7 +91,7 @@ class Evicting(CacheConfig):
 
 @dataclass
 class Tiered(CacheConfig):
-    """Every token in DRAM, the newest blocks in GPU memory too."""
+    """Every full block in DRAM; the newest blocks, the filling one among them, in GPU memory."""
 
     name = "tiered"
     gpu = "newest"
@@ -123,7 +123,7 @@ class Tiered(CacheConfig):
 
 @dataclass
 class Values(Tiered):
-    """Values of every token in DRAM, their keys only in an index; the newest blocks in GPU memory as they are."""
+    """Values of every full block in DRAM, their keys only in an index; the newest blocks in GPU memory as they are."""
 
     name = "values"
     host = "v"

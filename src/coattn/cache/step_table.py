@@ -95,7 +95,7 @@ class TableMemory:
 
 
 class HostBridge:
-    """How the steps of one group of layers hand work over to the host: here, at once.
+    """How the steps of one group of layers hand work over to the CPU: here, at once.
 
     `coattn.parts.handover` has others. Executors and calls are parts of higher rooms, so they are not typed here.
     """
@@ -131,7 +131,7 @@ class StepTable:
     host: bool
     """Whether anything in DRAM is attended; steps of sequences that lie on the GPU altogether have no such part."""
     bridge: HostBridge
-    """By what the step's host work is handed over."""
+    """By what the CPU's work of the step is handed over."""
     longest: Mapping[str, int] = field(default_factory=dict)
     """By tier: entries of the longest list, where the host may know; else as many as the list has room for."""
 

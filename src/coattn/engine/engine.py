@@ -237,7 +237,7 @@ class Engine:
         return drawn
 
     def _take_apart(self, work: Forward, everyone: list[Request], error: Exception, inside: bool, again: bool) -> None:
-        """Only the request that made a step fail fails: the step is tried once more, then each by itself."""
+        """A request that was alone in the step fails. A step of several is tried once more, then each by itself."""
         if len(everyone) == 1:
             self.runner.runtime.torn.clear()
             self._fail(self._handles(everyone), error)

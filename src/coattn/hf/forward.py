@@ -23,8 +23,8 @@ from coattn.step.running import RunningStep
 class Session(ModelUser):
     """A model whose attention runs in a runtime, from `__init__` to `close`.
 
-    While it is open the model's own `generate` and `forward` are refused; afterwards, also after an exception inside,
-    the model is as it was. Sessions of several models may be open.
+    Not a conversation: `engine.session` has those. While it is open the model's own `generate` and `forward` are
+    refused; afterwards, also after an exception inside, it is as it was. Sessions of several models may be open.
     """
 
     IN_USE = (

@@ -45,7 +45,7 @@ class Lists:
     """
 
     gpu: Tensor
-    """int32 GPU blocks: the residents, picked or not, then the window."""
+    """int32 GPU blocks: the residents that have left the window, picked or not, then the window."""
     gpu_lens: Tensor
     host: Tensor
     """int32 blocks in DRAM that were picked and are not resident; in mapped host memory where the CPU reads it."""

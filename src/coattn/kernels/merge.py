@@ -1,4 +1,4 @@
-"""`merge_output`: the one result of all places of a layer."""
+"""`merge_output`: the one output of a layer, of the results of all its executors."""
 
 import torch
 from torch import Tensor

@@ -11,7 +11,7 @@ from coattn.kernels.operation import Operation
 @Operation
 def pick_blocks(scores: Scores, rows: Rows, pool: Residents, lists: Lists) -> None:
     """A KV head picks its first `pool.sinks` blocks and as many of the highest scores (`Scores.of_heads`) as
-    `lists.chosen` has room for, of equal ones the older. Every resident block is listed as near, picked or not.
+    `lists.chosen` has room for, of equal ones the older. Residents that have left the window are all in `lists.gpu`.
     """
     seqs, heads, _, n = scores.blocks.shape
     count, block = lists.chosen.shape[-1], pool.block

@@ -42,7 +42,7 @@ class LayerGroup:
     mailbox_bridge: MailboxBridge | None = None
     """Of captured steps, once one has needed it."""
     replayed: bool = False
-    """Whether the last decode step was one, for reports."""
+    """Whether the last decode step was a captured one, for reports."""
     audit: Audit | None = None
     """What is measured of the rule's promise, where it makes one."""
     _closers: list[Callable[[], None]] = field(init=False, repr=False, default_factory=list)

@@ -27,7 +27,7 @@ class RunningStep:
     decodes: SideStream
     """For the decode step of a step with a `co_step`, which has no decode step between its layers."""
     eager: bool
-    """Whether it runs layer by layer and may fail between two layers; else it is being captured."""
+    """False: it is being captured (`begin_capture`). True: it runs layer by layer, or is `replayed`."""
     co_step: Step | None = None
     """Prompts that are read in the same forward call as a decode step; their tokens come after its."""
     on_layer_boundary: Callable[[], None] | None = None

@@ -225,7 +225,7 @@ class Runtime(Reports):
         return running.tables[layer].bridge.side_stream(layer, hidden)
 
     def predict(self, running: RunningStep, layer: int, q: Tensor, scale: float) -> None:
-        """The query `[tokens, q_heads, d]` that a layer of a decode step will probably have."""
+        """Picks by the query `[tokens, q_heads, d]` that a layer will probably have, and starts the CPU."""
         group = self._by_layer[layer]
         call = replace(self._call(running, layer, q, scale), on_side=True)
         running.predicted[layer] = group.schedule.start(call, group.select.pick(call))

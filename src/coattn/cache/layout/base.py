@@ -107,7 +107,7 @@ class Layout(ABC):
         return tokens
 
     def pool(self, slot: int) -> range:
-        """Ids of full blocks of a pool that decode steps attend to as well."""
+        """Ids of full blocks of a pool that a step table lists; those that `recall` fills are listed by the rule."""
         return range(0)
 
     def pool_entries(self, slot: int) -> float:

@@ -1,4 +1,4 @@
-"""Every token in DRAM, the newest blocks in GPU memory too."""
+"""Every full block in DRAM; the newest blocks, the filling one among them, in GPU memory."""
 
 import torch
 from torch import Tensor

@@ -1,1 +1,1 @@
-"""The decode step as one CUDA graph, CPU work included."""
+"""Runs steps: layer by layer, or decode steps as one CUDA graph, CPU work included."""

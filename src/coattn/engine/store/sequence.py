@@ -21,7 +21,7 @@ ParkKey = tuple[str, int | None]
 
 @dataclass(eq=False)
 class ParkedSequence:
-    """The next turn, or the request that lost its slot, goes on after its tokens."""
+    """A session between turns, or a request that lost its slot. It goes on after its tokens."""
 
     tokens: list[int]
     shareable_tokens: int

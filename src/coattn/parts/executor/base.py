@@ -29,7 +29,7 @@ class Executor(Part):
     unpacked_only: ClassVar[frozenset[str]] = frozenset()
     """Of these, those that it runs only over blocks in the model's own numbers, not in fewer bits."""
     asynchronous: ClassVar[bool] = False
-    """Whether it works on the host, so that it is handed its work and may overlap with the GPU."""
+    """Whether the CPU does its work, which is then handed over and may overlap with the GPU's."""
     overlaps: ClassVar[bool] = False
     """Whether `run` has attention on a side stream of the GPU, before which the step's own kernels are to run."""
 

@@ -16,7 +16,7 @@ DEADLINE_S = 1.0
 LINE_BYTES = 64
 """Between two flags: each has a cache line of its own."""
 ALLOCATION_BYTES = 4 << 20
-"""Mapped memory that slots are cut from at a time."""
+"""Mapped memory that is taken at a time, and given to jobs piece by piece."""
 
 
 class Span(NamedTuple):
@@ -60,8 +60,8 @@ class Mailbox:
     | buffer | where | writer -> reader |
     |---|---|---|
     | `step`, `failed` | GPU | `begin`'s copy, the wait kernels -> the post and wait kernels |
-    | a slot's inputs and post flag | mapped | the post kernel -> the thread and its workers, once the flag says so |
-    | a slot's output and reply flag | mapped | the workers, then the thread -> the wait kernel and those after it |
+    | a job's inputs and post flag | mapped | the post kernel -> the thread and its workers, once the flag says so |
+    | a job's output and reply flag | mapped | the workers, then the thread -> the wait kernel and those after it |
     | `verdict` | pinned | a wait kernel that gave up -> the host, once the step is over |
     | timestamps | GPU | post, attention and wait kernels -> `spans`, once the step is over |
     """
@@ -120,7 +120,7 @@ class Mailbox:
         handover.wait(reply, self.step, self.failed, self.verdict, self._timestamps[layer][2:], DEADLINE_S)
 
     def _cut(self, *parts: tuple[torch.dtype, tuple[int, ...]]) -> list[Tensor]:
-        """Mapped memory of a slot: tensors of such dtypes and sizes and the two flags, on cache lines of their own."""
+        """Mapped memory of a job: tensors of such dtypes and sizes and the two flags, on cache lines of their own."""
         tensors = []
         for dtype, size in (*parts, (torch.int32, (1,)), (torch.int32, (1,))):
             count = torch.Size(size).numel() * dtype.itemsize

@@ -24,7 +24,7 @@ class Index(Part):
 
     axis: ClassVar[str] = "index"
     beside: ClassVar[bool] = False
-    """Whether `update` has something to do in decode steps, which then runs beside the next layer."""
+    """Whether `update` has something to do in decode steps; it runs when `after` of maintenance does."""
     resumes: ClassVar[bool] = False
     """Whether a sequence can begin with stored blocks: what it knows of one follows from them and from what comes."""
     by_sequence: ClassVar[bool] = False

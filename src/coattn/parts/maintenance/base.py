@@ -57,7 +57,7 @@ class Maintenance(Part):
         """Gets the packed queries `[tokens, q_heads, head_dim]` of a step that is no decode step, before `append`."""
 
     def after(self, layer: int, table: StepTable) -> None:
-        """A layer's attention in a decode step has been launched; on a GPU this runs beside what follows."""
+        """A layer of a decode step has attended. Runs beside what follows if captured, else when the step commits."""
 
     def commit(self, step: Step) -> None:
         """The step is over."""

@@ -1,1 +1,1 @@
-"""When the places work: one file per schedule."""
+"""When each piece of a layer's work runs."""

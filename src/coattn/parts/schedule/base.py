@@ -77,7 +77,7 @@ def nothing(call: AttentionCall) -> list[State]:
 
 @dataclass
 class Inline(Schedule):
-    """Runs every piece of work in order, and waits for the host's at once."""
+    """Runs every piece of work in order, and waits for the CPU's at once."""
 
     name = "inline"
 
@@ -95,9 +95,9 @@ class Inline(Schedule):
 
 @dataclass
 class SameLayer(Schedule):
-    """What the host does is started first and fetched last; in between the GPU works.
+    """What the CPU does is started first and fetched last; in between the GPU works.
 
-    Without a GPU both would share the same cores, so there the host's part simply goes first; the results are the same.
+    Without a GPU both would share the same cores, so there the CPU's part simply goes first; the results are the same.
     """
 
     name = "same_layer"

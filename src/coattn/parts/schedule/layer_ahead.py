@@ -13,7 +13,7 @@ from coattn.types import Selection
 
 @dataclass
 class LayerAhead(SameLayer):
-    """The host starts on a layer while the GPU is at the layer before, with the query predicted there.
+    """The CPU starts on a layer while the GPU is at the layer before, with the query predicted there.
 
     A layer then merges what was started for it with what its real query finds on the GPU. Layers whose query was not
     predicted, the first above all, run like `same_layer`.

@@ -64,7 +64,7 @@ class Residency:
 
 @dataclass
 class Recall(Maintenance):
-    """So many resident blocks per layer, sequence and KV head, each head its own: as many as the budget has.
+    """So many resident blocks per layer, sequence and KV head, each its own: unless set, the budget less the window.
 
     Place j of the pool of sequence s is block `pools + s * places + j` of GPU memory. Which block lies there stands in
     the residency table. A resident block is a copy, so giving its place to another is free.
@@ -78,7 +78,7 @@ class Recall(Maintenance):
     beside = True
     updates_index = True
     help_text = {
-        "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: what the budget leaves the window",
+        "pool_blocks": "blocks in the pool of a layer, sequence and KV head; unset: the rule's budget less the window",
         "recall_interval": "missed blocks come into the pool every so many steps; 0: never",
     }
 
@@ -98,7 +98,7 @@ class Recall(Maintenance):
         check_count("pool_blocks", self.pool_blocks, 1, unset=True)
 
     def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Select) -> MemoryPlan:
-        """As many places as the budget leaves to the window, and no more than a sequence has blocks."""
+        """The rule's budget less the window, in blocks, and no more than a sequence has blocks."""
         places = self.pool_blocks or max(1, cast("DigestTop", select).budget // config.block - newest(config))
         if spec.tokens is not None:
             places = min(places, max(1, spec.tokens // config.block))
