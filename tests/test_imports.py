@@ -34,6 +34,12 @@ for command in (["plan"], ["generate", "Hello", "--model"], ["chat", "--model"],
         except SystemExit as end:
             assert end.code == 2
     assert "Models of family 'mamba' have layers with a state" in said.getvalue()
+try:
+    coattn.LLM("refused")
+except coattn.errors.UnsupportedError as error:
+    assert "'mamba'" in str(error)
+else:
+    raise AssertionError
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 
 import coattn.hf, coattn.hf.query, coattn.engine.llm, coattn.hf.attach
@@ -44,12 +50,6 @@ assert "coattn_outside" not in sys.modules and "coattn.baselines.h2o" not in sys
 
 from coattn.method.table import METHODS
 assert "outside" in METHODS and "coattn_outside" in sys.modules
-try:
-    coattn.LLM("refused")
-except coattn.errors.UnsupportedError as error:
-    assert "'mamba'" in str(error)
-else:
-    raise AssertionError
 """
 OUTSIDE = "import coattn\nMETHODS = (coattn.Method('outside', 'gpu', 'everything'),)\n"
 

@@ -36,7 +36,7 @@ def joined(model: Any) -> int:
 def test_what_fails_after_the_weights_were_joined_parts_them_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("coattn.engine.llm.choose_runner", Fused)
+    monkeypatch.setattr("coattn.engine.runner.capture.choose_runner", Fused)
     model, given = small(), {"max_batch": 2, "max_length": 64, "disk": tmp_path}
     before = {name: p.clone() for name, p in model.named_parameters()}
     with coattn.LLM((small(), tokenizer()), "full", **given) as first:

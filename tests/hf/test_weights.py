@@ -66,7 +66,7 @@ def test_every_family_says_the_same_and_is_as_it_was(family: str) -> None:
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines stage weights where their model is, also without a GPU."""
     monkeypatch.setattr(
-        "coattn.engine.llm.stage", lambda loaded, share, _: StagedWeights(loaded.model, share, loaded.model.device)
+        "coattn.engine.model.stage", lambda loaded, share, _: StagedWeights(loaded.model, share, loaded.model.device)
     )
 
 

@@ -7,50 +7,30 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from coattn.aliases import takes_aliases
-from coattn.engine.chunk_policy import ChunkConfig
-from coattn.engine.conversations import Conversations
-from coattn.engine.devices import Devices
-from coattn.engine.engine import Engine
-from coattn.engine.handle import Handle
-from coattn.engine.method_choice import Wanted
-from coattn.engine.model import check_share, open_model, sequence_length, stage
-from coattn.engine.plan.fit import SLOTS, choose
-from coattn.engine.prompts import Prompt, PromptReader, encode, is_chat, split, spread
-from coattn.engine.request import Request, RequestOutput, join_choices
-from coattn.engine.runner.capture import choose_runner
-from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
-from coattn.engine.session import Session as Conversation
-from coattn.engine.session_file import Sessions
-from coattn.engine.store.disk import DiskConfig
-from coattn.engine.store.sequence_store import SequenceStore
-from coattn.engine.watch import watching
 from coattn.errors import ConfigError, InputError
-from coattn.hf.architectures import activation_dtype
-from coattn.hf.converted import silent
-from coattn.hf.cpu_dtypes import warn_if_slow
-from coattn.hf.fingerprint import fingerprints, read_by
-from coattn.hf.forward import Session, end_tokens, sampling_defaults
-from coattn.hf.load import Loaded
-from coattn.hf.prefilled import Prefilled
-from coattn.hf.sketches import with_sketches
-from coattn.kernels.prompt.warm import warm
-from coattn.method.row import Method, compose
-from coattn.method.table import METHODS
+from coattn.hf.models import CATALOG, resolve
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.progress import progress_line
-from coattn.step.runtime import Runtime
-from coattn.step.trace.step import StepTrace
 from coattn.units import as_folder, parse_bytes
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
+
+    from coattn.engine.handle import Handle
+    from coattn.engine.prompts import Prompt, PromptReader
+    from coattn.engine.request import Request, RequestOutput
+    from coattn.engine.sampling.logits import Guide
+    from coattn.engine.session import Session as Conversation
+    from coattn.hf.load import Loaded
+    from coattn.method.row import Method
+    from coattn.step.trace.step import StepTrace
 
 
 class LLM(AbstractContextManager["LLM"]):
@@ -125,6 +105,29 @@ class LLM(AbstractContextManager["LLM"]):
         progress: bool = True,
         **method_params: Any,
     ) -> None:
+        if isinstance(model, str | Path) and str(model) not in CATALOG and isdir(expanduser(model)):
+            resolve(model)  # a folder that does not run is refused before PyTorch is imported
+
+        from coattn.engine.chunk_policy import ChunkConfig
+        from coattn.engine.conversations import Conversations
+        from coattn.engine.devices import Devices
+        from coattn.engine.engine import Engine
+        from coattn.engine.method_choice import Wanted
+        from coattn.engine.model import check_share, open_model, sequence_length, stage
+        from coattn.engine.plan.fit import SLOTS, choose
+        from coattn.engine.runner.capture import choose_runner
+        from coattn.engine.session_file import Sessions
+        from coattn.engine.store.disk import DiskConfig
+        from coattn.engine.store.sequence_store import SequenceStore
+        from coattn.hf.architectures import activation_dtype
+        from coattn.hf.converted import silent
+        from coattn.hf.cpu_dtypes import warn_if_slow
+        from coattn.hf.forward import Session, end_tokens, sampling_defaults
+        from coattn.hf.sketches import with_sketches
+        from coattn.method.row import compose
+        from coattn.method.table import METHODS
+        from coattn.step.runtime import Runtime
+
         if max_batch is None and sizes:
             max_batch = SLOTS[0]
         check_count("max_batch", max_batch, 1, MOST_BATCH, unset=True)
@@ -215,6 +218,10 @@ class LLM(AbstractContextManager["LLM"]):
         A prompt that cannot be used raises before anything runs. A request that fails later has finish_reason `error`
         and its error. An interrupt cancels all of them and gives their memory back.
         """
+        from coattn.engine.prompts import split, spread
+        from coattn.engine.request import join_choices
+        from coattn.engine.watch import watching
+
         listed = split(prompts)
         each = spread(params, len(listed))
         requests = [request for i, prompt in enumerate(listed) for request in self._choices(prompt, each[i])]
@@ -242,6 +249,8 @@ class LLM(AbstractContextManager["LLM"]):
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or many: `generate` for lists of messages with role and content."""
+        from coattn.engine.prompts import is_chat, split
+
         listed = split(messages)
         wrong = [type(each).__name__ for each in listed if not is_chat(each) or each == ""]
         if wrong:
@@ -274,6 +283,8 @@ class LLM(AbstractContextManager["LLM"]):
         streams: whether the handle keeps parts; else there is only its result, and `notify` is called at the end alone.
         salt: only requests of the same salt share what is stored. session: the number of the session that asks.
         """
+        from coattn.engine.prompts import split, spread
+
         listed = split(prompt)
         if len(listed) != 1:
             raise InputError(f"There are {len(listed)} prompts, but submit takes one.", "Submit each by itself.")
@@ -302,6 +313,8 @@ class LLM(AbstractContextManager["LLM"]):
 
     def fingerprints(self) -> dict[str, str]:
         """What the model and its tokenizer are. The first call reads every weight."""
+        from coattn.hf.fingerprint import fingerprints
+
         if self._fingerprints is None:
             self._fingerprints = fingerprints(self.model, self.tokenizer)
         return self._fingerprints
@@ -320,6 +333,8 @@ class LLM(AbstractContextManager["LLM"]):
         Kernels for prompts are chosen and compiled too, which can take ten seconds the first time in a process.
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
+        from coattn.kernels.prompt.warm import warm
+
         with self.engine.paused():
             warm(self._layers, self.max_length)
             return self.runner.warm_up(sizes)
@@ -380,6 +395,10 @@ class LLM(AbstractContextManager["LLM"]):
 
     def _prepare(self, prompt: Any, params: SamplingParams, **fields: Any) -> Request:
         """fields: others of the request."""
+        from coattn.engine.prompts import encode
+        from coattn.hf.fingerprint import read_by
+        from coattn.hf.prefilled import Prefilled
+
         params.check_model(self.vocabulary, has_text=self.tokenizer is not None)
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
@@ -391,5 +410,5 @@ class LLM(AbstractContextManager["LLM"]):
         """A request for each of the answers to a prompt: all but the first find what it has read, if rows share."""
         first, *others = params.choices()
         request = self._prepare(prompt, first)
-        again = prompt if isinstance(prompt, Prefilled) else request.prompt
+        again = prompt if request.given is not None else request.prompt
         return [request, *(self._prepare(again, each) for each in others)]
