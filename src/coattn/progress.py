@@ -7,14 +7,19 @@ Show = Callable[..., None]
 """`show(what, done, total, detail="")`: what is done, and how much of how much; total is None where nobody knows."""
 
 
+def silent(*_: object) -> None:
+    """What hears of progress where nobody looks."""
+
+
 @contextmanager
-def progress_line(wanted: bool = True, label: str = "") -> Iterator[Show | None]:
-    """The line is there inside this block, gone after it, and begins with `label`. Log lines are written above it."""
+def progress_line(label: str = "", wanted: bool = True) -> Iterator[Show]:
+    """The line is there inside this block, gone after it, and begins with `label`. Log lines are written above it.
+    `silent` where there is none."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
-        yield None
+        yield silent
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

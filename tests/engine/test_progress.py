@@ -14,7 +14,7 @@ from tests.engine.small import greedy, llm, prompt, small, tokenizer
 
 from coattn import LLM
 from coattn.engine import watch
-from coattn.progress import Show
+from coattn.progress import Show, silent
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def test_a_prompt_that_is_read_at_once_moves_with_every_layer(monkeypatch: pytes
     shown: list[tuple[str, float, float | None]] = []
 
     @contextmanager
-    def line(wanted: bool) -> Iterator[Show | None]:
-        yield (lambda what, done, total, detail="": shown.append((what, done, total))) if wanted else None
+    def line(wanted: bool) -> Iterator[Show]:
+        yield (lambda what, done, total, detail="": shown.append((what, done, total))) if wanted else silent
 
     monkeypatch.setattr(watch, "progress_line", line)
     monkeypatch.setattr(watch, "PAUSE", 1e-9)

@@ -10,8 +10,9 @@ import click
 
 from coattn.cli.evaluate import load_to_compare
 from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
-from coattn.cli.output import err, out, print_json, progress, stages
+from coattn.cli.output import err, out, print_json, progress
 from coattn.errors import ConfigError, InputError
+from coattn.progress import progress_line
 from coattn.text import read_text
 from coattn_lab.cli.groups import empty_table, evaluate, raise_failed
 
@@ -81,7 +82,7 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
     if "ruler" in wanted:
         ruler_make.check_package()
     text = read_text(options["haystack"])
-    with stages("model: ") as show:
+    with progress_line("model: ") as show:
         tokenizer, most = load_tokenizer(options["model"], on_progress=show)
     if most is not None and max(lengths) > most:
         raise InputError(

@@ -7,7 +7,8 @@ import click
 
 from coattn.cli.evaluate import load_to_compare
 from coattn.cli.options import Count, Number, count_option, join, json_option, model_options, text_option
-from coattn.cli.output import print_json, print_line, stages, tell, writable
+from coattn.cli.output import print_json, print_line, tell, writable
+from coattn.progress import progress_line
 from coattn.text import read_text
 from coattn.units import format_bytes
 
@@ -39,7 +40,7 @@ def run(options: dict[str, Any], write: Callable[..., dict[str, Any]], **chosen:
     """Loads the model and writes the file, with a bar that shows how far it is -> what was found."""
     text, target = read_text(options["text_file"]), writable(options["target"])
     loaded = load_to_compare(options)
-    with stages() as report:
+    with progress_line() as report:
         return write(loaded, text, target, progress=report, **chosen)
 
 

@@ -8,7 +8,8 @@ import click
 from rich.markup import escape
 
 from coattn.cli.options import count_option, json_option, load_model, model_options
-from coattn.cli.output import print_json, print_line, print_table, stages, tell, writable
+from coattn.cli.output import print_json, print_line, print_table, tell, writable
+from coattn.progress import progress_line
 from coattn.units import format_bytes
 
 
@@ -34,7 +35,7 @@ def demo(tokens: int, max_new_tokens: int, folder: str, as_json: bool, **options
     from coattn.tools.demo.run import run_demo
 
     loaded = load_model(options)
-    with stages() as stage:
+    with progress_line() as stage:
         result = run_demo(loaded, tokens, max_new_tokens, stage)
     result |= {"model": loaded.name, "dtype": str(loaded.model.dtype).removeprefix("torch."), **provenance()}
     figure = target.with_suffix(".png")

@@ -6,7 +6,8 @@ from dataclasses import asdict
 import click
 
 from coattn.cli.options import json_option
-from coattn.cli.output import print_json, print_table, stages, tell
+from coattn.cli.output import print_json, print_table, tell
+from coattn.progress import progress_line
 from coattn.units import format_bytes
 
 
@@ -41,7 +42,7 @@ def get(name: str, as_json: bool) -> None:
     from coattn.hf.models import get_model
 
     start = time.perf_counter()
-    with stages(f"{name}: ") as show:
+    with progress_line(f"{name}: ") as show:
         path = get_model(name, on_progress=show)
     if as_json:
         print_json({"model": name, "path": str(path), "seconds": round(time.perf_counter() - start, 3)})

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from coattn.cli.output import stages
 from coattn.errors import ConfigError
 from coattn.part import MOST, MOST_BATCH
+from coattn.progress import progress_line
 from coattn.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def load_model(
     from coattn.hf.load import load
 
     name, place = options["model"], {"dtype": options["dtype"], "device": options["device"]}
-    with stages(f"{Path(name).name}: ", wanted=progress) as show:
+    with progress_line(f"{Path(name).name}: ", progress) as show:
         return load(name, **place, on_host=on_host, on_progress=show, check=check)
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from coattn.errors import CoattnError, InputError
-from coattn.progress import progress_line
 from coattn.provenance import command_line, given_commit
 
 PAGE = 140
@@ -73,17 +72,6 @@ def progress(label: str, total: int | None) -> Iterator[Progress]:
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         bar.add_task(label, total=total)
         yield bar
-
-
-@contextmanager
-def stages(label: str = "", wanted: bool = True) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A callback `(stage, done, of how many)`, shown as one line on stderr."""
-    with progress_line(wanted, label) as line:
-        yield silent if line is None else line
-
-
-def silent(*_: Any) -> None:
-    """What hears of progress where nobody looks."""
 
 
 class Notices(logging.Handler):

@@ -120,7 +120,6 @@ class LLM(AbstractContextManager["LLM"]):
         from coattn.engine.store.disk import DiskConfig
         from coattn.engine.store.sequence_store import SequenceStore
         from coattn.hf.architectures import activation_dtype
-        from coattn.hf.converted import silent
         from coattn.hf.cpu_dtypes import warn_if_slow
         from coattn.hf.forward import Session, end_tokens, sampling_defaults
         from coattn.hf.sketches import with_sketches
@@ -163,8 +162,8 @@ class LLM(AbstractContextManager["LLM"]):
             self.ledger = self.devices.ledger(session, host)
             resolved = wanted.resolve(session.layers, self.ledger.gpu_in_all(), max_batch or 1, most)
             row = resolved.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
-            with progress_line(progress, f"{self.name}: ") as show:
-                self.composed = with_sketches(row, loaded, session, show or silent)
+            with progress_line(f"{self.name}: ", progress) as show:
+                self.composed = with_sketches(row, loaded, session, show)
             asked_for = max_batch, max_length, most
             max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for)
             runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)

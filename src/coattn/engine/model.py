@@ -10,7 +10,6 @@ import torch
 
 from coattn.errors import ConfigError
 from coattn.hf.architectures import check_family
-from coattn.hf.converted import silent
 from coattn.hf.families import check_length
 from coattn.hf.load import Loaded, choose_device, load
 from coattn.hf.weights import StagedWeights
@@ -40,8 +39,8 @@ def open_model(
         def check(_: Any, most: int | None) -> None:
             check_length("max_length", tokens, str(model), most)
 
-        with progress_line(progress, f"{Path(model).name}: ") as show:
-            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show or silent, check=check)
+        with progress_line(f"{Path(model).name}: ", progress) as show:
+            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show, check=check)
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given with a model that is loaded already.", f"Leave {name} out.")

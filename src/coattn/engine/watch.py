@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from coattn.engine.engine import Engine
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
-from coattn.progress import progress_line
+from coattn.progress import progress_line, silent
 
 PAUSE = 0.1
 """Seconds between two looks: of many requests they take as long as a step."""
@@ -19,8 +19,8 @@ PAUSE = 0.1
 @contextmanager
 def watching(engine: Engine, handles: Sequence[Handle], wanted: bool) -> Iterator[Callable[[], None]]:
     """Shows how far `handles` are whenever its result is called, and between the layers of a prompt."""
-    with progress_line(wanted) as show:
-        if show is None:
+    with progress_line(wanted=wanted) as show:
+        if show is silent:
             yield lambda: None
             return
         requests, of = [handle.request for handle in handles], len(handles)

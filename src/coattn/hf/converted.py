@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from coattn.errors import ModelError
+from coattn.progress import silent as silent
 
 Progress = Callable[[str, int, "int | None"], None]
 """`on_progress(stage, done, total)`: `stage` is `download`, `check`, `unpack`, `convert` or `load`.
@@ -28,10 +29,6 @@ MANIFEST = "coattn-model.json"
 """What a converted model was made from, by what, and the bytes of its files."""
 FORMAT = 2
 """Raise when the conversion changes: a folder of another format counts as not there and is made again."""
-
-
-def silent(stage: str, done: int, total: int | None) -> None:
-    """The progress callback of callers that show nothing."""
 
 
 @contextmanager

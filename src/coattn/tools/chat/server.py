@@ -48,10 +48,10 @@ class Server:
         chunk: dict[str, Any] = {}
         start, first = time.perf_counter(), 0.0
         with ExitStack() as line, self._open("/v1/chat/completions", body) as lines:
-            show = line.enter_context(progress_line(self._progress))
+            show = line.enter_context(progress_line(wanted=self._progress))
             try:
                 for each in lines:
-                    if show is not None and each.startswith(b": prompt "):
+                    if each.startswith(b": prompt "):
                         read, whole = map(int, each.split()[2].split(b"/"))
                         show("reading", read, whole, f"{read:,} of {whole:,} tokens")
                     if not each.startswith(b"data: {"):
