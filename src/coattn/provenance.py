@@ -100,15 +100,18 @@ def _git(*arguments: str) -> str | None:
     return run.stdout.strip() or None if run.returncode == 0 else None
 
 
+def cpu_facts(path: str = "/proc/cpuinfo") -> dict[str, str]:
+    """What Linux says of the first core; nothing where it does not say."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+
+
 def cpu_name() -> str:
     """The processor, as the system names it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def package_version(name: str) -> str | None:

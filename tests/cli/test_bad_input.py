@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,11 +132,11 @@ def test_a_window_that_the_system_would_promise_and_not_give(folder: Path, monke
 
 
 def test_an_answer_that_is_cut_off_ends_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, on_text: Callable[[str], None], **options: object) -> None:
-        on_text("half an answ")
+    def fail(*_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(text="half an answ")
         raise WorkerError("It failed.", "Try again.")
 
-    monkeypatch.setattr("coattn.engine.generate_once.generate", fail)
+    monkeypatch.setattr("coattn.engine.watch.stream", fail)
     done = coattn("generate", "w1 w2", "--model", str(folder))
     assert (done.returncode, done.stdout) == (2, "half an answ\n")
     assert done.stderr.startswith("error: It failed.")

@@ -47,12 +47,13 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
         "kv_heads": 8,
         "head_dim": 256,
         "positions": 8192,
-        "windows": "21 layers see 4096 tokens",
         "kv_bytes_per_token": 2 * 8 * 256 * 42 * (4 if dtype == "float32" else 2),
     }
-    assert {"attention of prompts", "attention of a decode step"} < {use["part"] for use in found["uses"]}
-    step = found["uses"][-1]
-    assert step["choice"] != "reference"
+    rows = {use["part"]: use["choice"] for use in found["uses"][-3:]}
+    assert rows.keys() == {"21 layers over the last 4,096 tokens", "21 layers over all tokens", "queries a layer ahead"}
+    how = {"Triton, captured", "C++ kernels, layer by layer"}  # never fused: its layers have norms of their own
+    assert len(set(rows.values()) & how) == 1
+    assert rows["queries a layer ahead"] == "predicted"
     (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
     found = run_json("doctor", "--model", str(tmp_path))
     assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}
@@ -60,8 +61,20 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     assert "runs" in coattn("doctor", "--model", str(tmp_path)).stdout
     odd = {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps(odd))
-    step = run_json("doctor", "--model", str(tmp_path))["uses"][-1]
-    assert step["choice"] == "Triton" or step["reason"] == "head size 12 is not a multiple of 8"
+    step = run_json("doctor", "--model", str(tmp_path))["uses"][-2]
+    assert step["choice"][:6] == "Triton" or step["reason"] == "head size 12 is not a multiple of 8"
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    found = run_json("doctor", "--model", str(tmp_path))
+    assert found["model"]["runs"] == "no"
+    assert "neither causal nor a sliding window" in found["hints"][0]
+
+
+def test_what_a_config_does_not_say_is_its_familys_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 3}')
+    found = run_json("doctor", "--model", str(tmp_path))
+    assert [found["model"][key] for key in ("runs", "layers", "q_heads", "positions")] == ["yes", 3, 12, 1024]
+    assert "does not say hidden_size, num_attention_heads, vocab_size: Transformers' defaults" in caplog.text
+    assert found["uses"][-1]["choice"] == "not predicted"
 
 
 def test_methods_lists_every_row_with_its_parts() -> None:

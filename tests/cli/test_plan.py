@@ -117,8 +117,9 @@ AWQ = {
         ({**AWQ, "quantization_config": {"quant_method": "mxfp4"}}, ("quantised by 'mxfp4'", "bfloat16")),
         ({**AWQ, "layer_types": ["linear_attention"] * 2}, ("family 'qwen2' have layers with a state",)),
         ({"model_type": "qwen2", "num_attention_heads": 0}, ("lacks a model's dimensions", "config.json")),
+        ({"model_type": "nobodys"}, ("does not know the model type of", "Upgrade transformers")),
     ],
-    ids=["qwen2_5_vl", "gpt_oss", "awq", "mxfp4", "linear", "broken"],
+    ids=["qwen2_5_vl", "gpt_oss", "awq", "mxfp4", "linear", "broken", "unknown"],
 )
 def test_what_does_not_run_is_refused_by_its_config(
     config: dict[str, object], said: tuple[str, ...], tmp_path: Path

@@ -18,6 +18,8 @@ from coattn.errors import ModelError  # noqa: E402
 from coattn.hf.gguf.header import read_header  # noqa: E402
 from coattn.hf.gguf.tokenizer import read_tokenizer  # noqa: E402
 from coattn.hf.load import load  # noqa: E402
+from coattn.tools.plan.known import find_config  # noqa: E402
+from coattn.tools.plan.shape import read_shape  # noqa: E402
 
 __all__ = ["source"]  # the fixture: a tiny Llama as a file, and its weights
 
@@ -53,6 +55,16 @@ def test_words_are_split_as_the_file_says(source: tuple[Path, dict[str, np.ndarr
         header.pop("tokenizer.ggml.add_bos_token", None)
         made = read_tokenizer(header, source[0])
         assert made.convert_ids_to_tokens(made("12")["input_ids"]) == pieces
+
+
+def test_plans_know_its_dimensions(source: tuple[Path, dict[str, np.ndarray]]) -> None:
+    made = json.loads((load(source[0], device="cpu", dtype="float32").path / "config.json").read_text())
+    name, config = find_config(str(source[0]))
+    own, want = (read_shape(name, each)._replace(config={}) for each in (config, made))
+    assert own == want
+    assert own.weight_bytes == 2 * sum(x.size for key, x in source[1].items() if "norm" not in key)
+    found = json.loads(coattn("doctor", "--model", str(source[0]), "--json").stdout)["model"]
+    assert (found["runs"], found["positions"]) == ("yes", made["max_position_embeddings"])
 
 
 def test_the_header_is_what_the_packages_own_reader_finds(source: tuple[Path, dict[str, np.ndarray]]) -> None:

@@ -36,9 +36,11 @@ def generate(
     asked = {name: value for name, value in given.items() if value is not None}
     check_sampling(asked, 1)
 
-    from coattn.engine.generate_once import generate as run
+    from coattn.engine.chunk_policy import GPU_CHUNK_TOKENS
+    from coattn.engine.llm import LLM
     from coattn.engine.prompts import encode
     from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
+    from coattn.engine.watch import stream
     from coattn.hf.families import check_length, room
     from coattn.hf.forward import sampling_defaults
     from coattn.hf.sketches import with_sketches
@@ -57,10 +59,22 @@ def generate(
 
     loaded = engine.load(check)
     check_sampling(asked, sampling_defaults(loaded.model).get("temperature", 0))
-    options = {"progress": engine.progress, **engine.memory, **params}
-    with notices() as answer:
-        shown = None if as_json else answer.write
-        result, report = run(loaded, ids, row, sampling=SamplingParams(**asked), on_text=shown, **options)
+    most, devices = asked.get("max_new_tokens", DEFAULT_NEW_TOKENS), engine.memory.get("devices", [loaded.model.device])
+    on_gpu = str(devices[0]).startswith("cuda") or engine.weights_on_gpu is not None
+    options: dict[str, Any] = {
+        "max_batch": 1,
+        "max_length": min(len(ids) + most, loaded.positions or len(ids) + most),
+        "chunk": GPU_CHUNK_TOKENS if on_gpu else len(ids),  # without a GPU the prompt is read at once
+        "progress": engine.progress,
+    }
+    with notices() as answer, LLM(loaded, row, **options, **engine.memory, **params) as llm:
+        handle = llm.submit(ids, SamplingParams(**asked))
+        for part in stream(llm.engine, handle, engine.progress):
+            if part.text and not as_json:
+                answer.write(part.text)
+        result, report = handle.output(), llm.report()
+        if result.error is not None:
+            raise result.error
         if not as_json:
             answer.write("")  # one without text has its line, too
     first = result.first_token_s or 0.0
@@ -86,7 +100,6 @@ def generate(
         print_json(summary)
         return
     if result.finish_reason == "length":
-        most = given["max_new_tokens"] or DEFAULT_NEW_TOKENS
         end = f"--max-new-tokens {most}" if len(result.token_ids) >= most else "the model's context length"
         tell(f"The answer was cut off: it reached {end}.", "dim")
     tell(footer(summary), "dim")

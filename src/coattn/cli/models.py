@@ -1,7 +1,6 @@
 """`coattn models`: what can be fetched, and fetching it."""
 
 import time
-from dataclasses import asdict
 
 import click
 
@@ -25,9 +24,9 @@ def models(context: click.Context, as_json: bool) -> None:
 
     found = list_models()
     if as_json:
-        print_json({"models": [asdict(info) for info in found]})
+        print_json({"models": found})
         return
-    rows = ((each.name, each.state, format_bytes(each.bytes), each.licence, str(each.path)) for each in found)
+    rows = ((x["name"], x["state"], format_bytes(x["bytes"]), x["licence"], str(x["path"])) for x in found)
     print_table(("model", "state", "size", "licence", "folder"), rows)
 
 

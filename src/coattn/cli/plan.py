@@ -62,8 +62,8 @@ WHY = {
 def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None:
     """Show for each method whether MODEL fits, how much memory it takes and how fast it is. Loads nothing.
 
-    MODEL is a folder, a config.json, a known name such as Qwen3-32B, or a name on the Hugging Face hub. Bytes are
-    exact to a few percent. Times are forecasts from the rates of the card and of DRAM.
+    MODEL is a folder, a config.json, a GGUF file, a known name such as Qwen3-32B, or a name on the Hugging Face hub.
+    Bytes are exact to a few percent. Times are forecasts from the rates of the card and of DRAM.
     """
     from coattn.tools.plan import known
 
@@ -75,7 +75,7 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     if model is None:
         raise ConfigError("There is no model to plan for.", "Give one: coattn plan Qwen/Qwen3-32B --gpu rtx4090.")
     from coattn.hf.families import check_config
-    from coattn.tools.plan.estimate import METHODS, Machine, estimate, longest
+    from coattn.tools.plan.estimate import METHODS, Machine, count, estimate, longest
     from coattn.tools.plan.shape import read_shape
 
     method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
@@ -87,8 +87,6 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     asked = options["context"]
     tokens = min(most, DEFAULT_TOKENS) if asked is None else parse_count(asked, "--context")
     if method is not None:
-        from coattn.tools.plan.counted import count
-
         rows = [count(method, parse_settings(options["settings"]), shape, batch, tokens, machine)]
     elif options["settings"]:
         raise ConfigError("--set is given without --method.", "Say which method's parameter it is.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,9 @@ def open_model(
     """on_host: the weights stay there, and the caller moves them. first: of several devices. tokens: of a sequence."""
     if isinstance(model, str | Path):
         place = device if first is None else first
-
-        def check(_: Any, most: int | None) -> None:
-            check_length("max_length", tokens, str(model), most)
-
+        fits = partial(check_length, "max_length", tokens, str(model))
         with progress_line(f"{Path(model).name}: ", progress) as show:
-            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show, check=check)
+            return load(model, dtype=dtype, device=place, on_host=on_host, on_progress=show, check=lambda _, n: fits(n))
     for name, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise ConfigError(f"{name} was given with a model that is loaded already.", f"Leave {name} out.")

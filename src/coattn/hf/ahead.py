@@ -98,4 +98,5 @@ class Ahead:
 
 
 def _near(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool((x - y).norm() <= 0.02 * y.norm())  # bfloat16 rounds to 0.4%
+    """bfloat16 rounds to 0.4%. Without memory there are no numbers to compare."""
+    return x.shape == y.shape and (x.is_meta or bool((x - y).norm() <= 0.02 * y.norm()))

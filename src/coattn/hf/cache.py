@@ -7,7 +7,7 @@ step at the first layer and commits it at the last.
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,7 @@ class CachedModel(ModelUser):
             self.conversation.commit()
 
 
-class Cache(CoattnCache):
+class Cache(CoattnCache, AbstractContextManager["Cache"]):
     """The `past_key_values` of one conversation, or of a batch of them, with the KV kept under a method.
 
     ```python
@@ -181,9 +181,6 @@ class Cache(CoattnCache):
     def close(self) -> None:
         """Gives the memory back, for good. Without another open cache, the model is as it was."""
         self._close()
-
-    def __enter__(self) -> Cache:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,11 +10,11 @@ import logging
 import os
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from weakref import WeakSet
 
 import torch
 
+from coattn.provenance import cpu_facts
 from coattn.types import LayerShape
 
 log = logging.getLogger(__name__)
@@ -31,15 +31,8 @@ _warned: WeakSet[torch.nn.Module] = WeakSet()
 @cache
 def cpu_words(path: str = "/proc/cpuinfo") -> frozenset[str]:
     """The instruction sets of the first core, as Linux names them; empty where it does not say."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    facts = cpu_facts(path)
+    return frozenset((facts.get("flags") or facts.get("Features", "")).split())
 
 
 def is_slow(dtype: torch.dtype, device: torch.device) -> bool:

@@ -57,19 +57,12 @@ BUILT_IN = ("fp8", "fbgemm_fp8")
 """Quantisations that Transformers loads by itself, on a GPU."""
 
 
-def refusal(config: Mapping[str, Any]) -> UnsupportedError | None:
-    """Why a checkpoint with this config.json is not run; None: it is.
-
-    The first line that `plan`, `generate` and `LLM` say of it, before a weight is fetched or read.
-    """
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raises why a checkpoint with this config.json is not run: the first line that `plan`, `generate` and `LLM` say of
+    it, before a weight is fetched or read."""
     text = config.get("text_config") or {}
     weights = config.get("quantization_config") or text.get("quantization_config") or {}
-    return refuse_family(config) or _refuse_weights(weights)
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raises what `refusal` finds."""
-    refused = refusal(config)
+    refused = refuse_family(config) or _refuse_weights(weights)
     if refused is not None:
         raise refused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
 
 
-class Session(ModelUser):
+class Session(ModelUser, AbstractContextManager["Session"]):
     """A model whose attention runs in a runtime, from `__init__` to `close`.
 
     Not a conversation: `engine.session` has those. While it is open the model's own `generate` and `forward` are
@@ -109,9 +109,6 @@ class Session(ModelUser):
     def close(self) -> None:
         """Leaves the model as it was."""
         self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -27,7 +27,7 @@ HINT = "Check the name and the network, or use a local folder; `coattn models` l
 
 _REASONS = (
     (
-        r"does not recognize this architecture",
+        r"does not recognize this architecture|unrecognized model identifier",
         "This version of Transformers does not know the model type of {}.",
         "Upgrade transformers, or choose another model.",
     ),

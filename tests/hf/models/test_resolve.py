@@ -72,6 +72,8 @@ BROKEN = {
     "config.json is not valid JSON": lambda f: (f / "config.json").write_text("{"),
     "config.json is not a JSON object": lambda f: (f / "config.json").write_text("[]"),
     "does not name a model_type": lambda f: (f / "config.json").write_text("{}"),
+    "text_config in": lambda f: (f / "config.json").write_text('{"model_type": "llama", "text_config": "llama"}'),
+    "layer_types in": lambda f: (f / "config.json").write_text('{"model_type": "llama", "layer_types": 5}'),
     "has no weights in safetensors": lambda f: (f / "model.safetensors").unlink(),
     "holds pickled weights only": lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
     "has no tokenizer": lambda f: (f / "tokenizer.json").unlink(),
@@ -123,9 +125,9 @@ def test_an_unreadable_folder_says_so(folder: Path, locked: str) -> None:
 
 
 def test_the_list_shows_an_absent_model_and_touches_nothing(tiny: Embedded) -> None:
-    info = {model.name: model for model in list_models()}["tiny"]
-    assert (info.state, info.bytes, info.reason) == ("absent", tiny.wheel_bytes, None)
-    assert info.licence == tiny.licence
+    info = {model["name"]: model for model in list_models()}["tiny"]
+    assert (info["state"], info["bytes"], info["reason"]) == ("absent", tiny.wheel_bytes, None)
+    assert info["licence"] == tiny.licence
     assert not cache_dir().exists()
 
 

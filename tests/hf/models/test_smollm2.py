@@ -32,10 +32,10 @@ def test_getting_it_again_is_fast(smollm2: Path) -> None:
     start = time.perf_counter()
     assert get_model("smollm2") == smollm2
     assert time.perf_counter() - start < 0.5
-    info = {model.name: model for model in list_models()}["smollm2"]
-    assert info.state == "ready"
-    assert info.path == smollm2
-    assert info.bytes == sum(f.stat().st_size for f in smollm2.iterdir() if f.name != "coattn-model.json")
+    info = {model["name"]: model for model in list_models()}["smollm2"]
+    assert info["state"] == "ready"
+    assert info["path"] == smollm2
+    assert info["bytes"] == sum(f.stat().st_size for f in smollm2.iterdir() if f.name != "coattn-model.json")
 
 
 def test_its_weights_are_stored_in_half_precision_once(smollm2: Path) -> None:

@@ -13,6 +13,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coattn.errors import ModelError
 from coattn.hf.converted import MANIFEST, Progress, convert_once, find_fault, model_dir, sha256_of, silent, stage
@@ -49,23 +50,13 @@ SMOLLM2 = Embedded()
 CATALOG: dict[str, Embedded] = {SMOLLM2.name: SMOLLM2}
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """One line of `coattn models`. `bytes` is the size on disk when ready, else what a download would fetch."""
+def list_models() -> list[dict[str, Any]]:
+    """Every model of the catalog by name. Looks at file sizes only, writes nothing, needs no network.
 
-    name: str
-    state: str
-    """`ready`, `absent` or `damaged`."""
-    bytes: int
-    path: Path
-    reason: str | None
-    """Why a damaged model is not ready; None otherwise. `get_model` makes a damaged one again."""
-    licence: str
-
-
-def list_models() -> list[ModelInfo]:
-    """Every model of the catalog by name. Looks at file sizes only, writes nothing, needs no network."""
-    models = []
+    state: `ready`, `absent` or `damaged`, for the `reason`; `get_model` makes it again. bytes: its size on disk when
+    ready, else what a download would fetch.
+    """
+    models = list[dict[str, Any]]()
     for name, entry in sorted(CATALOG.items()):
         folder = model_dir(name)
         size, reason = entry.wheel_bytes, find_fault(folder, entry.gguf_sha256)
@@ -73,7 +64,8 @@ def list_models() -> list[ModelInfo]:
             size = sum(path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST)
         there = folder.exists()
         state = "ready" if reason is None else "damaged" if there else "absent"
-        models.append(ModelInfo(name, state, size, folder, reason if there else None, entry.licence))
+        found = {"name": name, "state": state, "bytes": size, "path": folder, "licence": entry.licence}
+        models.append({**found, "reason": reason if there else None})
     return models
 
 

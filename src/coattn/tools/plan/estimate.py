@@ -5,10 +5,11 @@ times what steps on an H200 took more, and products over rates: a forecast, held
 docs/plan.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from coattn.errors import ConfigError
 from coattn.tools.plan.known import Card
 from coattn.tools.plan.shape import ModelShape
 from coattn.units import ceil_div
@@ -120,6 +121,33 @@ def estimate(
         weights + kv + workspace <= machine.card.memory,
         machine.dram is None or dram + moved <= machine.dram,
     )
+
+
+def count(
+    method: str, settings: Mapping[str, Any], model: ModelShape, batch: int, tokens: int, machine: Machine
+) -> Estimate:
+    """A row with any settings, counted by the cache's own ledger on a device without memory. No time is forecast."""
+    import torch
+
+    from coattn.engine.plan.kv import MOST_BLOCKS
+    from coattn.engine.plan.kv import held as counted
+    from coattn.method.row import compose
+    from coattn.method.table import find_method
+    from coattn.types import LayerShape
+
+    composed = compose(find_method(method), **settings)
+    blocks = batch * ceil_div(tokens, composed.params["block"])
+    if blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"{batch:,} x {tokens:,} tokens are {blocks:,} blocks, but a plan can be of {MOST_BLOCKS:,} at most.",
+            "Plan fewer sequences or a shorter context: the bytes grow in proportion.",
+        )
+    dtype = {4: torch.float32, 2: torch.bfloat16}[model.item_bytes]
+    nowhere = torch.device("meta")
+    layers = [LayerShape(model.q_heads, model.kv_heads, model.head_dim, dtype, nowhere, w) for w in model.windows]
+    found = counted(layers, composed, batch, tokens)
+    tiers = found["gpu"], found["host"]
+    return estimate(composed.method.name, model, batch, tokens, machine, tiers, composed.exact)
 
 
 def longest(method: str, model: ModelShape, batch: int, machine: Machine, most: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import ConfigError, ModelError, UnsupportedError
-from coattn.hf.models.resolve import HUB_NAME, read_config
+from coattn.hf.models.resolve import HUB_NAME, is_gguf, read_config
 from coattn.units import parse_bytes
 
 GIB = 1 << 30
@@ -24,8 +24,6 @@ LEAST_CAPABILITY = 80
 HUB_SECONDS = 5
 UNKNOWN_CARD = {"hbm_gbps": 900.0, "pcie_gbps": 25.0, "tflops": 120.0}
 """Of a GPU that is given by its memory alone: about an RTX 4090."""
-SHAPES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct"}
-"""Short names."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +106,10 @@ def find_config(name: str) -> tuple[str, Mapping[str, Any]]:
     for file in (path, path / "config.json"):
         if isfile(file) and file.suffix == ".json":
             return (path.name if file != path else path.parent.name or path.name), read_config(file)
+    if is_gguf(path) and isfile(path):
+        from coattn.hf.kinds import config_of
+
+        return path.name, config_of(path)
     if isdir(path):
         raise ModelError(f"The folder {path} has no config.json.", "Give the folder of a model, or its hub name.")
     found = _known(name)
@@ -124,7 +126,7 @@ def close_to(name: str) -> str:
 
 
 def _known(name: str) -> str | None:
-    wanted = SHAPES.get(name.lower(), name).lower()
+    wanted = name.lower()
     ends = [known for known in models() if wanted in (known.lower(), known.rpartition("/")[2].lower())]
     if ends:
         return ends[0]

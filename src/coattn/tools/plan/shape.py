@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from coattn.errors import ModelError
 
+DIMENSIONS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""Where a config lacks one, Transformers is asked, which takes seconds to import."""
 IN_4_BITS = {"awq", "gptq", "bitsandbytes", "mxfp4", "compressed-tensors", "hqq"}
 """Forms of weights with so many bits where the config does not say how many; others have 8."""
 GROUP_BITS = 0.25
@@ -48,10 +50,6 @@ class ModelShape(NamedTuple):
         """Keys and values of a token in one layer."""
         return 2 * self.kv_heads * self.head_dim * self.item_bytes
 
-    def kv_bytes(self, tokens: int) -> int:
-        """Keys and values of a sequence in all layers; of those with a window, at most the window."""
-        return self.token_bytes * sum(tokens if window is None else min(tokens, window) for window in self.windows)
-
     @property
     def largest(self) -> int:
         """Numbers of a token in the widest activation of a layer."""
@@ -74,6 +72,10 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
     if isinstance(inner, Mapping) and "hidden_size" in inner:
         quantised = quantised or inner.get("quantization_config") or {}
         config = inner
+    if any(key not in config for key in DIMENSIONS):
+        from coattn.hf.kinds import with_defaults
+
+        config = with_defaults(name, config, DIMENSIONS)
     try:
         q_heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
         kv_heads = int(config.get("num_key_value_heads") or q_heads)

@@ -1,0 +1,76 @@
+"""What Transformers makes of a config.json: its dimensions, and how each kind of its layers would run here."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from coattn.errors import UnsupportedError
+from coattn.hf.ahead import Ahead
+from coattn.hf.architectures import layers_of
+from coattn.hf.fuse.layer import layer_form
+from coattn.hf.fuse.siblings import find_siblings
+from coattn.hf.gguf.header import read_header
+from coattn.hf.load import choose_dtype, hub_options
+from coattn.hf.probe import look_at
+from coattn.hf.refusals import explained
+
+
+def config_of(gguf: Path) -> dict[str, Any]:
+    """The config.json that a GGUF file becomes. Its weights are unpacked when it is run, so none are quantised."""
+    read_header(gguf)  # says what is wrong with a file that is none
+    with explained(gguf, "config"):
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, **hub_options(gguf))
+    return {**config.to_dict(), "quantization_config": None}
+
+
+def with_defaults(name: str, config: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any]:
+    """What a config leaves out is its family's default, which a line says of what is needed; its dimensions have their
+    usual names, too."""
+    with explained(name, "config"):
+        known = AutoConfig.for_model(**config)
+    unsaid = ", ".join(key for key in needed if key not in config and known.attribute_map.get(key) not in config)
+    if unsaid:
+        said = "The config of %s does not say %s: Transformers' defaults of its family are taken."
+        logging.getLogger("coattn").warning(said, name, unsaid)
+    return {**known.to_dict(), **{key: getattr(known, key) for key in known.attribute_map if hasattr(known, key)}}
+
+
+def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> list[dict[str, str]]:
+    """Of each kind of layer who attends in a decode step and whether the step is captured and fused; whether queries
+    are predicted. As far as shapes show: a model that is opened compares numbers.
+
+    Raises UnsupportedError for attention that coattn cannot compute.
+    """
+    text, on_gpu = dict(config.get("text_config") or config), device.type == "cuda"
+    plain = not (text.pop("quantization_config", None) or config.get("quantization_config"))
+    with explained(name, "config"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text), dtype=torch.float32).eval()
+    siblings = {module: found for module in model.modules() if (found := find_siblings(module))}
+    kinds = Counter(
+        (x.sliding_window, x.q_heads, x.kv_heads, x.head_dim, plain and layer_form(layer, siblings) is not None)
+        for x, layer in zip(look_at(model), layers_of(model), strict=True)
+    )
+    kernel, rows = import_module(f"coattn.kernels.{'triton' if on_gpu else 'native'}.attend"), []
+    for (window, heads, on, size, fused), count in kinds.items():
+        q = torch.empty(1, 1, heads, size, dtype=choose_dtype("auto", device), device=device)
+        why = kernel.refuses(q, q.new_empty(1, on, 2, 64, size))
+        choice = ["reference" if why else "Triton" if on_gpu else "C++ kernels", *["fused"] * (fused and on_gpu)]
+        rows.append({
+            "part": f"{count} layers over {'all tokens' if window is None else f'the last {window:,} tokens'}",
+            "choice": ", ".join([*choice, "captured" if on_gpu else "layer by layer"]),
+            "reason": why or f"{heads} query heads on {on}, each of {size} numbers",
+        })  # fmt: skip
+    ahead = {"part": "queries a layer ahead", "choice": "predicted", "reason": "`scout` and `infinigen` need them"}
+    try:
+        Ahead(model)
+    except UnsupportedError as error:
+        ahead |= {"choice": "not predicted", "reason": error.sentence}
+    return [*rows, ahead]
