@@ -123,7 +123,7 @@ def main() -> int:
 
     if not torch.cuda.is_available():
         ask.error("this machine has no GPU that PyTorch can use")
-    ready = any(info.name == "smollm2" and info.state == "ready" for info in list_models())
+    ready = any(info["name"] == "smollm2" and info["state"] == "ready" for info in list_models())
     marks = "gpu" if ready else "gpu and not model"
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     lists = divide(collect(f"{marks} and not alone", given.places), given.processes)

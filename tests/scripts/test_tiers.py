@@ -66,7 +66,7 @@ def test_tests_that_time_something_run_alone_and_last(tmp_path: Path, monkeypatc
     monkeypatch.setattr(script, "run", lambda marks, tests: ran.append((marks, tests)) or plain(marks, tests))
     monkeypatch.setattr(script, "describe", lambda *words: {"counts": dict(words[2])})
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("coattn.hf.models.list_models", list)
+    monkeypatch.setenv("COATTN_CACHE", str(tmp_path))
     out = tmp_path / "run.json"
     words = ["gpu_run.py", "0" * 40, "test_a.py", "lab", "--processes", "1", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
