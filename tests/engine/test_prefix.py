@@ -9,6 +9,7 @@ from tests.engine.rows import options, shares
 from tests.engine.small import UNIT, greedy, in_order, prompt, small, tokenizer
 
 import coattn
+from coattn.cache.host import HostTier
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.hf.architectures import describe_layers
 from coattn.kernels.quantise.layer_file import TextOrigin
@@ -57,7 +58,7 @@ def test_with_a_skew_of_its_own_infinigen_shares(tmp_path: Path) -> None:
     same_answers("infinigen", True, skew=str(path))
 
 
-@pytest.mark.parametrize("method", ["offload", "cpu", "scout", "hgca"])
+@pytest.mark.parametrize("method", ["offload", "cpu", "scout", "hgca", "auto"])
 def test_so_they_do_with_spare_gpu_memory(method: str) -> None:
     same_answers(method, True, gpu_kv="64MiB")
 
@@ -79,6 +80,15 @@ def same_answers(method: str, shared: bool, **more: Any) -> None:
         assert (llm.report()["cached_tokens"] > 0) == shared
         assert (llm.report()["not_shared"] is None) == shared
         in_order(llm)
+
+
+def test_under_auto_a_hit_reads_what_gpu_memory_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, params, read, whole = prompt(200, seed=1), greedy(NEW, ignore_eos=True), [], HostTier.read
+    with engine("auto", gpu_kv="64MiB") as llm:
+        llm.generate(text + prompt(40, seed=2), params)
+        monkeypatch.setattr(HostTier, "read", lambda *given: read.append(given) or whole(*given))
+        assert llm.generate(text + prompt(40, seed=3), params)[0].cached_tokens == 200
+    assert not read
 
 
 @pytest.mark.parametrize("chunk", [32, 512])

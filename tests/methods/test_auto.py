@@ -90,6 +90,12 @@ class World:
             k, v = (torch.cat([both[i], x[full:]]) for i, x in enumerate((k, v)))
         return [k, v]
 
+    def coded(self, slot: int) -> bool:
+        """Whether the last layer's sketches of a sequence's full blocks are what its tables make of them."""
+        ids = self.runtime.groups[0].cache.dram.table.owned[slot]
+        words = self.sketch.memory[1][torch.tensor(ids)].transpose(1, 2).flatten(0, 1)
+        return words.equal(self.sketch.tables[1].encode(self.kv[slot][1][0])[: len(words)])
+
     def check_books(self) -> None:
         """Every place of a pool holds the token that its books name, and some came while decoding."""
         for layer, pool in self.sketch.pools.items():
@@ -164,7 +170,10 @@ class World:
             both = torch.cat([exact, left], 1).softmax(-1)
             # the newest block that is full counts in the mean from the next step on
             seen = full - BLOCK if self.lengths[slot] % BLOCK == 0 else full
-            outs.append(both @ torch.cat([v[:, head], values[:seen, head].mean(0, keepdim=True)]))
+            # a prompt's values are counted as DRAM has them
+            first = index.filled[slot][1] * BLOCK
+            counted = torch.cat([self.stored(slot, layer)[1][:first], values[first:seen]])
+            outs.append(both @ torch.cat([v[:, head], counted[:, head].mean(0, keepdim=True)]))
         return torch.cat(outs), attended
 
 
@@ -319,9 +328,12 @@ def test_tables_are_made_once_and_again_from_a_sequence_twice_as_long() -> None:
     world.step(1)
     assert sketch.filled == {0: (1, blocks + 1)}
     assert sketch.tables[0].of.equal(of)
+    small = sketch.cache.gpu.pooled[0]
     while sketch.made == 1:
         world.step(1)
-    assert sketch.seen_tokens == 2 * (seen + BLOCK)  # its pool grew, too
+    assert sketch.seen_tokens == 2 * (seen + BLOCK)
+    assert sketch.cache.gpu.pooled[0] > small
+    assert int((sketch.pools[0].place_of[0, 0] >= 0).sum()) == sketch.cache.gpu.pooled[0] * BLOCK
     assert not sketch.tables[0].of.equal(of)
     assert sketch.filled == {0: (2, 2 * blocks + 2)}
 
@@ -336,11 +348,8 @@ def test_sequences_that_were_coded_by_other_tables_are_coded_anew() -> None:
     world.step(1, 1)
     assert not world.sketch.tables[0].of.equal(of)
     assert world.sketch.filled == {0: (2, 5), 1: (2, 18)}
-    host, index = world.runtime.groups[0].cache.dram, world.sketch
-    for slot, ids in host.table.owned.items():
-        keys = world.kv[slot][1][0][: len(ids) * BLOCK]
-        words = index.memory[1][torch.tensor(ids)].transpose(1, 2).flatten(0, 1)
-        assert words[: len(keys)].equal(index.tables[1].encode(keys)[: len(words)])
+    assert world.coded(0)
+    assert world.coded(1)
 
 
 def test_tables_that_could_not_be_made_are_made_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +380,22 @@ def test_the_tables_of_a_file_stay(tmp_path: Path) -> None:
     world.check_books()
     with pytest.raises(ConfigError, match=r"made for small .2 layers., not for the model in use"):
         World(sketch=str(path), shape=replace(shape, mark=3.0))
+
+
+def test_blocks_are_coded_as_they_come_and_those_of_a_file_anew(tmp_path: Path) -> None:
+    shape, path, _ = spread_file(tmp_path)
+    world = World(seqs=1, sketch=str(path), shape=shape)
+    world.step(100)
+    world.step(50)
+    host = world.runtime.groups[0].cache.dram
+    assert world.coded(0)
+    kept = host.memory.contents(host.table.owned[0])
+    world.runtime.truncate(0, 150, 0)
+    host.table.share(0, host.table.fresh(18))  # the same blocks, which others have written
+    host.memory.replace(host.table.owned[0], kept)
+    world.sketch.memory[1].zero_()
+    world.runtime.abort(world.runtime.begin(Step.of((0,), (150,), (1,))))
+    assert world.coded(0)
 
 
 def test_a_pool_is_filled_by_the_same_queries_however_a_prompt_is_cut(tmp_path: Path) -> None:
@@ -406,18 +431,6 @@ def test_keys_that_are_like_no_other_stay_in_the_pool() -> None:
     for found in places:
         assert ((found >= 0) & (found < 8)).all()
     world.check_books()
-
-
-def test_a_pool_grows_with_its_sequence() -> None:
-    world = World(seqs=1)
-    world.step(30)
-    while not world.sketch.filled:
-        world.step(1)
-    small = world.sketch.cache.gpu.pooled[0]
-    for _ in range(60):
-        world.step(1)
-    assert world.sketch.cache.gpu.pooled[0] > small
-    assert int((world.sketch.pools[0].place_of[0, 0] >= 0).sum()) == world.sketch.cache.gpu.pooled[0] * BLOCK
 
 
 @pytest.mark.parametrize("seqs", [1, 3])

@@ -19,6 +19,7 @@ from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.sketch import LEFT, SPREADS, WORD, Scores, Sketched, Sketcher, Spread, fit, spread_of
 from coattn.kernels.sketch import flush_sketch, score_sketch
+from coattn.kernels.upload import upload
 from coattn.part import MOST, check_count
 from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.index.codes.means import Means
@@ -26,8 +27,6 @@ from coattn.types import LayerShape, Step
 
 SAMPLE_TOKENS = 4096
 """Keys that a fit looks at, evenly spaced."""
-PIECE_TOKENS = 4096
-"""Keys that are coded at a time."""
 GROWTH = 2
 """A sequence that has grown by this factor gets a larger pool. Tables that were made from a sequence are made anew from
 one that is longer by it."""
@@ -69,6 +68,8 @@ class Sketch(BookedIndex):
     """By layer; all zeros until they are made."""
     made: int = field(init=False, repr=False, default=0)
     """How often tables were made."""
+    coded: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    """By block, as which generation its keys were coded by these tables; blocks from a file are of another."""
     seen_tokens: int = field(init=False, repr=False, default=0)
     """Tokens of the sequence from which they were made."""
     means: Means = field(init=False, repr=False)
@@ -134,9 +135,10 @@ class Sketch(BookedIndex):
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         for part in filled:
-            self.means.add(layer, part.slot, part.v)
-            if part.slot in self.filled:  # else `fill` codes them
-                self._store(layer, part.ids, part.k)
+            self._store(layer, part.ids, part.k)
+            if self.made and layer == next(iter(self.tables)):  # if tables change meanwhile, none of it counts
+                known = self.cache.dram.table.generations(part.slot, part.first + len(part.ids))
+                self.coded.update(known[part.first :])
         if table is None:
             return
         gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.column("flush_to")
@@ -152,7 +154,8 @@ class Sketch(BookedIndex):
     def fill(
         self, slot: int, blocks: int, first: int, moments: Mapping[int, Tensor], last: Mapping[int, Tensor]
     ) -> None:
-        """Codes a sequence's first `blocks` full blocks and fills its pool.
+        """Fills the pool of a sequence of `blocks` full blocks, codes those that nobody has coded by these tables, and
+        counts the values of a sequence that has no pool yet.
 
         first: the block up to which steps attend in DRAM. Of those, keys that the sketch holds worst stay in the pool.
         By layer, what the last queries `[n, q_heads, d]` attend to most fills the rest of it where a sequence has none
@@ -160,28 +163,35 @@ class Sketch(BookedIndex):
         """
         if blocks * self.cache.block >= GROWTH * self.seen_tokens:
             self._make_tables(self._spreads(slot, blocks, moments), blocks * self.cache.block)
-        ids = self.cache.dram.table.owned[slot][:blocks]
-        each = PIECE_TOKENS // self.cache.block or 1
+        known = self.cache.dram.table.generations(slot, blocks)
+        read = cast("NewestBlocks", self.cache.gpu).reader(slot, blocks)
+        late = [i for i, (own, given) in enumerate(known) if self.coded.get(own) != given]
+        at = upload([own for own, _ in known], self.cache.spec.device)
         for layer, table in self.tables.items():
-            kv, lost = [], []
-            for i in range(0, blocks, each):
-                keys, values = self.cache.read(layer, slot, range(i, min(i + each, blocks)))
-                kv.append((keys, values))
-                lost.append(table.lost(keys, self._store(layer, ids[i : i + each], keys)))
-            k, v = (torch.cat(x) for x in zip(*kv, strict=True))
-            self._fill_pool(layer, slot, first, (k, v), last.get(layer), torch.cat(lost))
+            k, v = read(layer, range(blocks))
+            if late:
+                by_block = k.reshape(blocks, self.cache.block, *k.shape[1:])
+                self._store(layer, [known[i][0] for i in late], by_block[upload(late, k.device)].flatten(0, 1))
+            if slot not in self.filled:
+                self.means.sums[layer][slot] = 0
+                self.means.add(layer, slot, v)
+            lost = table.lost(k, self.memory[layer][at].transpose(1, 2).flatten(0, 1))
+            self._fill_pool(layer, slot, first, (k, v), last.get(layer), lost)
+        self.coded.update(known)
         self.filled[slot] = self.made, blocks
 
     def _spreads(self, slot: int, blocks: int, moments: Mapping[int, Tensor]) -> dict[int, Spread]:
         """Of some of a sequence's keys; the first tokens are like no others."""
         start, block = 1 if blocks > 1 else 0, self.cache.block
         stride = max(1, (blocks - start) * block // SAMPLE_TOKENS)
-        read = ((layer, self.cache.read(layer, slot, range(start, blocks))[0]) for layer in self.tables)
-        return {layer: spread_of(keys[::stride], moments.get(layer)) for layer, keys in read}
+        read = cast("NewestBlocks", self.cache.gpu).reader(slot, blocks)
+        found = ((layer, read(layer, range(start, blocks))[0]) for layer in self.tables)
+        return {layer: spread_of(keys[::stride], moments.get(layer)) for layer, keys in found}
 
     def _make_tables(self, spreads: Mapping[int, Spread], tokens: int) -> None:
         """Sequences that were coded before are coded anew before their next decode step."""
         self.made += 1  # at first: tables that are half made fit nobody
+        self.coded.clear()
         # one call for all of them: most of the time is in small matrices
         whole = Spread(*(torch.cat([x.cpu() for x in part]) for part in zip(*spreads.values(), strict=True)))
         made, start = fit(whole, self.planes(self.cache.spec.shape)), 0
@@ -193,7 +203,7 @@ class Sketch(BookedIndex):
     def _fill_pool(
         self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None, lost: Tensor
     ) -> None:
-        """lost: `[tokens, kv_heads]`, how far keys are from what the sketch says of them."""
+        """lost: `[kv_heads, tokens]`, how far keys are from what the sketch says of them."""
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
         start, end = gpu.sinks * block, first * block
         count = min(pool.places, max(0, end - start)) // block * block
@@ -208,7 +218,7 @@ class Sketch(BookedIndex):
             weight = torch.stack([
                 (q[:, h].flatten(0, 1) @ k[h].T).float().softmax(-1).amax(0) for h in range(k.shape[0])
             ])  # fmt: skip
-        unlike = lost[start:end].T.topk(min(pool.pins, count)).indices
+        unlike = lost[:, start:end].topk(min(pool.pins, count)).indices
         chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
         at = chosen[..., None].expand(-1, -1, k.shape[-1])
         learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
@@ -216,19 +226,16 @@ class Sketch(BookedIndex):
         gpu.pooled[slot] = count // block
 
     def forget(self, slot: int) -> None:
+        """A sequence's values are counted and its pool is filled before its next step that attends in DRAM."""
         self.filled.pop(slot, None)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
         return [self.pools[layer].saved(table.seq) for layer in layers if layer in self.pools]
 
-    def recount(self, slot: int, keep: int) -> None:
-        self.means.recount(self.cache, slot, keep // self.cache.block)
-
     def truncate(self, slot: int, keep: int) -> None:
-        """Codes of the blocks that are left stay good; the mean value is counted again, and the pool is filled anew."""
+        """Codes of the blocks that are left stay good."""
         self.forget(slot)
-        self.recount(slot, keep)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
@@ -243,13 +250,13 @@ class Sketch(BookedIndex):
     def release(self) -> None:
         super().release()
         self.means = Means({}, 0)
-        for held in (self.tables, self.filled, self.pools):
+        for held in (self.tables, self.coded, self.filled, self.pools):
             held.clear()
 
-    def _store(self, layer: int, ids: list[int], k: Tensor) -> Tensor:
-        """Whole blocks of keys `[n, kv_heads, d]` -> their words `[n, kv_heads, words]`."""
+    def _store(self, layer: int, ids: list[int], k: Tensor) -> None:
+        """Codes whole blocks of keys `[n, kv_heads, d]`."""
         kept = self.memory[layer]
-        made = self.tables[layer].encode(k.to(kept.device))
-        blocks = made.view(len(ids), self.cache.block, *made.shape[1:]).transpose(1, 2)
-        kept[torch.tensor(ids, device=kept.device)] = blocks
-        return made
+        keys = k.view(len(ids), self.cache.block, *k.shape[1:]).transpose(1, 2)[:, :, None]
+        to = upload(torch.tensor(ids, dtype=torch.int32), kept.device)
+        places = torch.arange(len(ids), dtype=torch.int32, device=kept.device)
+        flush_sketch(keys.contiguous(), kept, places, to, self.tables[layer])

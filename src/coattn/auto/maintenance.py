@@ -152,10 +152,10 @@ class SketchMaintenance(Maintenance):
         decoding = []
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
-                self._moments.pop(slot, None)
-                self._last.pop(slot, None)
+                self.truncate(slot, length, 0)
+            if not history or step.phase is not Phase.DECODE:
                 self.index.forget(slot)
-            elif step.phase is Phase.DECODE and self.cache.gpu.first(length) > self.cache.gpu.sinks:
+            elif self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 decoding.append((history // self.cache.block, self.cache.gpu.first(length), slot))
         # the longest first: tables that were made from it stay; those that were coded by others come once more
         for blocks, first, slot in 2 * sorted(decoding, reverse=True):
@@ -199,7 +199,6 @@ class SketchMaintenance(Maintenance):
         if not keep:
             self._moments.pop(slot, None)
             self._last.pop(slot, None)
-            self.index.forget(slot)
 
     def release(self) -> None:
         self._moments.clear()

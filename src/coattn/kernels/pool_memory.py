@@ -168,15 +168,15 @@ class PoolTensors:
         off = self.true_lse[slots].logsumexp(1) - self.est_lse[slots]
         return torch.where(off.isfinite(), off, 0.0)
 
-    def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Rows `[n, d]` come into places `[n]` int64."""
+    def put(self, slot: int, head: int | slice, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Rows `[n, d]` come into places `[n]` int64; of several heads `[heads, n, d]`."""
         if self.packed is not None:
             self.packed.put(slot, head, places, k, v)
             return
         block = self.gpu.shape[3]
         ids = self.first + slot * (self.age.shape[-1] // block) + places // block
         for i, x in enumerate((k, v)):
-            self.gpu[ids, head, i, places % block] = x.to(self.gpu.dtype)
+            self.gpu[ids, head, i, places % block] = x.movedim(-2, 0).to(self.gpu.dtype)
 
     def fill(self, slot: int, tokens: Tensor, k: Tensor, v: Tensor, learn: Tensor | None = None) -> None:
         """All that the pool of a slot holds from now on.
@@ -207,8 +207,7 @@ class PoolTensors:
         self.age[slot, :, :n] = -order.int()
         fresh = min(self.free_places.shape[-1], max(0, n - self.pins))
         self.free_places[slot, :, :fresh] = order.flip(0)[:fresh].int()
-        for head in range(heads):
-            self.put(slot, head, order, k[head], v[head])
+        self.put(slot, slice(None), order, k, v)
 
     def recency(self, slot: int, n: int) -> Tensor:
         """`[kv_heads, n]` int64: how lately each token was wanted; those outside the pool before all others."""

@@ -91,11 +91,12 @@ def bound_scores(scores: Scores, near: Tensor, floors: Tensor, pool: PoolTensors
 
 @Operation
 def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, sketcher: Sketcher) -> None:
-    """Codes the keys of blocks that became full in a decode step.
+    """Codes the keys of blocks that became full.
 
-    gpu `[n, kv_heads, 2, block, d]`; block, to `[rows]`: of each row its filling block, and where the full one went in
-    DRAM; -1: it is not full.
+    gpu `[n, kv_heads, 2, block, d]`, or 1 where there are no values; block, to `[rows]`: of each row its filling block,
+    and where the full one went in DRAM; -1: it is not full.
     """
-    for own, number in zip(block.tolist(), to.tolist(), strict=True):
-        if number >= 0:
-            kept[number] = sketcher.encode(gpu[own, :, 0].transpose(0, 1)).transpose(0, 1)
+    full = (to >= 0).nonzero()[:, 0]
+    keys = gpu[block[full].long(), :, 0].transpose(1, 2)  # [rows, block, kv_heads, d]
+    if len(full):
+        kept[to[full].long()] = sketcher.encode(keys.flatten(0, 1)).view(*keys.shape[:3], -1).transpose(1, 2)

@@ -188,7 +188,7 @@ class LayerGroup:
         torn = self.cache.abort(step, ran) | self.maintenance.abort(step, replayed)
         if replayed or (ran and step.phase is not Phase.DECODE):
             for slot, history in zip(step.slots, step.history, strict=True):
-                self.index.recount(slot, history)
+                self.index.truncate(slot, history)
         if self.audit is not None and step.phase is Phase.DECODE:
             self.audit.abort()
         return torn

@@ -19,8 +19,7 @@ def test_what_all_keys_share_costs_no_steps() -> None:
     k, v = keys(40), torch.randn(HEADS, 40, D)
     rows = PackedRows.make(3, HEADS, 40, D, CPU)
     rows.learn(1, k)
-    for head in range(HEADS):
-        rows.put(1, head, torch.arange(40), k[head], v[head])
+    rows.put(1, slice(None), torch.arange(40), k, v)
     q = torch.randn(HEADS, D) / torch.logspace(1, -2, D)
     for head in range(HEADS):
         got, values = rows.rows(1, head, torch.arange(40))
@@ -39,8 +38,7 @@ def test_spreads_are_powers_of_two_also_of_channels_that_never_change() -> None:
     rows = PackedRows.make(2, HEADS, 32, D, CPU)
     rows.learn(0, k)
     assert rows.spread.log2().equal(rows.spread.log2().round())
-    for head in range(HEADS):
-        rows.put(0, head, torch.arange(30), k[head], k[head])
+    rows.put(0, slice(None), torch.arange(30), k, k)
     assert rows.rows(0, 0, torch.arange(30))[0][:, 7].eq(3.0).all()
 
 

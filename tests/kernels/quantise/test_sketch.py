@@ -58,6 +58,6 @@ def test_lost_is_the_distance_of_a_key_from_its_code() -> None:
     made = fit(spread_of(keys, moment(q)), 64)
     words = made.encode(keys)
     told = torch.einsum("nhp,hpd->nhd", unpack(words), made.worth) + made.base
-    found = made.lost(keys, words)
+    found = made.lost(keys, words).T
     torch.testing.assert_close(found, (keys - told).norm(dim=-1))
     assert found.argmax(0).tolist() == [7, 7]  # bits are dealt out for the others

@@ -90,11 +90,11 @@ class PackedRows:
         spread = (x - self.middle[slot][:, None]).square().mean(1).sqrt()
         self.spread[slot] = torch.where(spread > 0, spread.log2().round().clamp(-24, 24).exp2(), 1.0)
 
-    def put(self, slot: int, head: int, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """places `[n]` int64; k, v `[n, d]`."""
-        coded = _coded((k.float() - self.middle[slot, head]) / self.spread[slot, head]), _coded(v.float())
-        for i, (codes, scales) in enumerate(coded):
-            self.codes[slot, head, i, places], self.scales[slot, head, i, places] = codes, scales
+    def put(self, slot: int, head: int | slice, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """places `[n]` int64; k, v `[n, d]`, or of several heads `[heads, n, d]`."""
+        middle, spread = (x[slot, head].unsqueeze(-2) for x in (self.middle, self.spread))
+        for i, (codes, scales) in enumerate((_coded((k.float() - middle) / spread), _coded(v.float()))):
+            self.codes[slot, head, i][..., places, :], self.scales[slot, head, i][..., places] = codes, scales
 
     def rows(self, slot: int, head: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of some places, `[n, d]` float32."""
@@ -103,8 +103,8 @@ class PackedRows:
 
 
 def _coded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`[n, d]` -> codes like it, scales `[n]`."""
+    """`[..., d]` -> codes like it, scales `[...]`."""
     scales = (x.abs().amax(-1) / STEPS).to(torch.float16)
     over = torch.where(scales > 0, scales.float(), 1.0)
-    codes = (x / over[:, None] + 0.5).floor().clamp(-STEPS, STEPS) + ZERO
+    codes = (x / over[..., None] + 0.5).floor().clamp(-STEPS, STEPS) + ZERO
     return codes.to(torch.uint8), scales

@@ -60,11 +60,9 @@ class Index(Part):
     def commit(self, step: Step) -> None:
         """The step is over."""
 
-    def recount(self, slot: int, keep: int) -> None:
-        """A step that failed has told of more blocks than a sequence of `keep` tokens has."""
-
     def truncate(self, slot: int, keep: int) -> None:
-        """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void."""
+        """Only the first `keep` tokens of a sequence count from now on; what was remembered of others is void. Also
+        after a step that failed and has told of more."""
 
 
 @dataclass

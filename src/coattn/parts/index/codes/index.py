@@ -144,9 +144,6 @@ class Codes(BookedIndex):
                     keys = cache.gpu.memory[layer][cache.gpu.place(slot, length - 1)[0], :, 0].transpose(0, 1)
                     self._store(layer, [cache.dram.table.owned[slot][b]], keys)
 
-    def recount(self, slot: int, keep: int) -> None:
-        self.truncate(slot, keep)
-
     def truncate(self, slot: int, keep: int) -> None:
         blocks, prompts = keep // self.cache.block, self.cache.prompts
         if prompts is not None:

@@ -27,21 +27,16 @@ class Means:
     def add(self, layer: int, slot: int, values: Tensor) -> None:
         """values `[tokens, kv_heads, d]` of blocks that are full now."""
         sums = self.sums[layer][slot]
-        sums[:, :-1] += values.float().sum(0)
+        sums[:, :-1] += values.sum(0, dtype=torch.float32)
         sums[:, -1] += len(values)
 
     def recount(self, cache: KVCache, slot: int, blocks: int) -> None:
-        """From what DRAM holds of a sequence's first `blocks` full blocks."""
+        """From what DRAM holds of a sequence's first `blocks` full blocks, of values alone."""
         host = cache.dram
         host.memory.wait_writes()
-        ids = host.table.owned.get(slot, [])[:blocks]
-        own = torch.tensor(ids, dtype=torch.long)
-        packed = cache.config.host == "kv" and host.memory.form != "model"  # values are not by themselves there
+        own = torch.tensor(host.table.owned.get(slot, [])[:blocks], dtype=torch.long)
         for layer, shape in cache.spec.layers.items():
-            if packed:
-                values = host.memory.brought(layer, ids)[:, :, 1]
-            else:
-                values = host.memory.values(layer).read(own, shape.dtype).to(shape.device)
+            values = host.memory.values(layer).read(own, shape.dtype).to(shape.device)
             self.sums[layer][slot] = 0
             self.add(layer, slot, values.transpose(1, 2).reshape(-1, shape.kv_heads, shape.head_dim))
 
