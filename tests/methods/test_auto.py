@@ -386,9 +386,11 @@ def test_blocks_are_coded_as_they_come_and_those_of_a_file_anew(tmp_path: Path) 
     shape, path, _ = spread_file(tmp_path)
     world = World(seqs=1, sketch=str(path), shape=shape)
     world.step(100)
+    assert world.sketch.filled == {0: (1, 12)}  # nothing is left for the first decode step
     world.step(50)
     host = world.runtime.groups[0].cache.dram
     assert world.coded(0)
+    assert world.sketch.filled == {}
     kept = host.memory.contents(host.table.owned[0])
     world.runtime.truncate(0, 150, 0)
     host.table.share(0, host.table.fresh(18))  # the same blocks, which others have written
@@ -396,6 +398,9 @@ def test_blocks_are_coded_as_they_come_and_those_of_a_file_anew(tmp_path: Path) 
     world.sketch.memory[1].zero_()
     world.runtime.abort(world.runtime.begin(Step.of((0,), (150,), (1,))))
     assert world.coded(0)
+    assert world.sketch.filled == {0: (1, 18)}
+    host.table.swap(0, 3, *host.table.fresh(1))
+    assert world.sketch.filled == {}
 
 
 def test_a_pool_is_filled_by_the_same_queries_however_a_prompt_is_cut(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from coattn.cache.block_table import BlockGeneration
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -75,6 +76,8 @@ class Sketch(BookedIndex):
     means: Means = field(init=False, repr=False)
     pools: dict[int, PoolTensors] = field(init=False, repr=False, default_factory=dict)
     """By layer: tokens that were wanted lately, in GPU memory."""
+    ending: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By sequence whose prompt ends in this step: its last queries in the layer that is stored next."""
     filled: dict[int, tuple[int, int]] = field(init=False, repr=False, default_factory=dict)
     """By sequence: `made` when its keys were coded, and full blocks that it had when its pool was filled."""
 
@@ -113,6 +116,7 @@ class Sketch(BookedIndex):
         for layer, s in spec.layers.items():
             self.tables[layer] = Sketcher.zeros(s.kv_heads, self.planes(s), s.head_dim, s.dtype, s.device)
         self.means = Means(spec.layers, spec.seqs)
+        cache.dram.table.set_before_swap(self._swap)
         self._make_pools(spec.tokens or FIRST_TOKENS)
         if self.sketch is not None and spec.device.type != "meta":
             self._make_tables(SPREADS.load(self.sketch, spec.layers), MOST)
@@ -139,6 +143,7 @@ class Sketch(BookedIndex):
             if self.made and layer == next(iter(self.tables)):  # if tables change meanwhile, none of it counts
                 known = self.cache.dram.table.generations(part.slot, part.first + len(part.ids))
                 self.coded.update(known[part.first :])
+            self._end_prompt(layer, part, self.ending.pop(part.slot, None))
         if table is None:
             return
         gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.column("flush_to")
@@ -151,45 +156,58 @@ class Sketch(BookedIndex):
         made, filled = self.filled.get(slot, (0, 0))
         return made == self.made and blocks < GROWTH * filled
 
-    def fill(
-        self, slot: int, blocks: int, first: int, moments: Mapping[int, Tensor], last: Mapping[int, Tensor]
-    ) -> None:
-        """Fills the pool of a sequence of `blocks` full blocks, codes those that nobody has coded by these tables, and
-        counts the values of a sequence that has no pool yet.
+    def fit(self, slot: int, blocks: int, moments: Mapping[int, Tensor]) -> None:
+        """Makes tables anew by the keys of a sequence much longer than the one they were made from; moments: of its
+        queries. Sequences that were coded before are coded anew before their next decode step."""
+        tokens, block, start = blocks * self.cache.block, self.cache.block, 1 if blocks > 1 else 0
+        if tokens < GROWTH * self.seen_tokens:
+            return
+        stride = max(1, (tokens - start * block) // SAMPLE_TOKENS)
+        read = ((layer, self.cache.read(layer, slot, range(start, blocks))[0]) for layer in self.tables)
+        # the first tokens are like no others
+        self._make_tables({layer: spread_of(keys[::stride], moments.get(layer)) for layer, keys in read}, tokens)
 
-        first: the block up to which steps attend in DRAM. Of those, keys that the sketch holds worst stay in the pool.
-        By layer, what the last queries `[n, q_heads, d]` attend to most fills the rest of it where a sequence has none
-        yet; else it goes on with what it has. moments: of its queries, where tables have to be made.
+    def fill(self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None) -> None:
+        """Fills a layer's pool, codes keys if some were not coded by these tables, and counts the values of a sequence
+        that has no pool yet. To be called for one layer after the other.
+
+        kv: `[tokens, kv_heads, d]` of all full blocks. first: the block up to which steps attend in DRAM; of those,
+        keys that the sketch holds worst stay in the pool. What the last queries `[n, q_heads, d]` attend to most fills
+        the rest of it where a sequence has none yet; else it goes on with what it has.
         """
-        if blocks * self.cache.block >= GROWTH * self.seen_tokens:
-            self._make_tables(self._spreads(slot, blocks, moments), blocks * self.cache.block)
-        known = self.cache.dram.table.generations(slot, blocks)
-        read = cast("NewestBlocks", self.cache.gpu).reader(slot, blocks)
-        late = [i for i, (own, given) in enumerate(known) if self.coded.get(own) != given]
-        at = upload([own for own, _ in known], self.cache.spec.device)
-        for layer, table in self.tables.items():
-            k, v = read(layer, range(blocks))
-            if late:
-                by_block = k.reshape(blocks, self.cache.block, *k.shape[1:])
-                self._store(layer, [known[i][0] for i in late], by_block[upload(late, k.device)].flatten(0, 1))
-            if slot not in self.filled:
-                self.means.sums[layer][slot] = 0
-                self.means.add(layer, slot, v)
-            lost = table.lost(k, self.memory[layer][at].transpose(1, 2).flatten(0, 1))
-            self._fill_pool(layer, slot, first, (k, v), last.get(layer), lost)
-        self.coded.update(known)
-        self.filled[slot] = self.made, blocks
-
-    def _spreads(self, slot: int, blocks: int, moments: Mapping[int, Tensor]) -> dict[int, Spread]:
-        """Of some of a sequence's keys; the first tokens are like no others."""
-        start, block = 1 if blocks > 1 else 0, self.cache.block
-        stride = max(1, (blocks - start) * block // SAMPLE_TOKENS)
-        read = cast("NewestBlocks", self.cache.gpu).reader(slot, blocks)
-        found = ((layer, read(layer, range(start, blocks))[0]) for layer in self.tables)
-        return {layer: spread_of(keys[::stride], moments.get(layer)) for layer, keys in found}
+        gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
+        known = self.cache.dram.table.generations(slot, len(kv[0]) // block)
+        ids = [own for own, _ in known]
+        if any(self.coded.get(own) != given for own, given in known):
+            self._store(layer, ids, kv[0])
+        if slot not in self.filled:
+            self.means.sums[layer][slot] = 0
+            self.means.add(layer, slot, kv[1])
+        start, end = gpu.sinks * block, first * block
+        count = min(pool.places, max(0, end - start)) // block * block
+        words = self.memory[layer][upload(ids[gpu.sinks : first], pool.device)]
+        lost = self.tables[layer].lost(kv[0][start:end], words.transpose(1, 2).flatten(0, 1))
+        k, v = (x[start:end].transpose(0, 1) for x in kv)
+        if slot in self.filled:  # what steps want now, which the prompt's queries do not know
+            weight = pool.recency(slot, k.shape[1]).double()
+        elif last is None:
+            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
+        else:
+            q = last.view(len(last), k.shape[0], -1, last.shape[-1]).to(k.dtype) * k.shape[-1] ** -0.5
+            # the scale of scores does not change which weigh most, nearly
+            scores = ((q[:, h].flatten(0, 1) @ own.T).float() for h, own in enumerate(k))
+            weight = torch.stack([x.softmax(-1).amax(0) for x in scores])
+        unlike = lost.topk(min(pool.pins, count)).indices
+        chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
+        at = chosen[..., None].expand(-1, -1, k.shape[-1])
+        learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
+        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at), learn)
+        gpu.pooled[slot] = count // block
+        if layer == next(reversed(self.tables)):
+            self.coded.update(known)
+            self.filled[slot] = self.made, len(known)
 
     def _make_tables(self, spreads: Mapping[int, Spread], tokens: int) -> None:
-        """Sequences that were coded before are coded anew before their next decode step."""
         self.made += 1  # at first: tables that are half made fit nobody
         self.coded.clear()
         # one call for all of them: most of the time is in small matrices
@@ -200,42 +218,14 @@ class Sketch(BookedIndex):
             start += shape.kv_heads
         self.seen_tokens = tokens
 
-    def _fill_pool(
-        self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None, lost: Tensor
-    ) -> None:
-        """lost: `[kv_heads, tokens]`, how far keys are from what the sketch says of them."""
-        gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
-        start, end = gpu.sinks * block, first * block
-        count = min(pool.places, max(0, end - start)) // block * block
-        k, v = (x[start:end].transpose(0, 1) for x in kv)
-        if slot in self.filled:  # what steps want now, which the prompt's queries do not know
-            weight = pool.recency(slot, k.shape[1]).double()
-        elif last is None:
-            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
-        else:
-            q = last.view(len(last), k.shape[0], -1, last.shape[-1]).to(k.dtype) * k.shape[-1] ** -0.5
-            # the scale of scores does not change which weigh most, nearly
-            weight = torch.stack([
-                (q[:, h].flatten(0, 1) @ k[h].T).float().softmax(-1).amax(0) for h in range(k.shape[0])
-            ])  # fmt: skip
-        unlike = lost[:, start:end].topk(min(pool.pins, count)).indices
-        chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
-        at = chosen[..., None].expand(-1, -1, k.shape[-1])
-        learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
-        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at), learn)
-        gpu.pooled[slot] = count // block
-
-    def forget(self, slot: int) -> None:
-        """A sequence's values are counted and its pool is filled before its next step that attends in DRAM."""
-        self.filled.pop(slot, None)
-        cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
-
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
         return [self.pools[layer].saved(table.seq) for layer in layers if layer in self.pools]
 
     def truncate(self, slot: int, keep: int) -> None:
-        """Codes of the blocks that are left stay good."""
-        self.forget(slot)
+        """Codes stay good. Values are counted and the pool is filled before the next step that attends in DRAM."""
+        self.ending.pop(slot, None)
+        self.filled.pop(slot, None)
+        cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
@@ -252,6 +242,19 @@ class Sketch(BookedIndex):
         self.means = Means({}, 0)
         for held in (self.tables, self.coded, self.filled, self.pools):
             held.clear()
+
+    def _end_prompt(self, layer: int, part: Filled, last: Tensor | None) -> None:
+        """Fills a layer's pool already here if GPU memory has the whole prompt, so that no decode step waits for it."""
+        gpu, prompts, blocks = self.cache.gpu, self.cache.prompts, part.first + len(part.ids)
+        first, tokens = gpu.first(blocks * self.cache.block + 1), blocks * self.cache.block
+        whole = not part.first or (prompts is not None and part.slot in prompts.held)
+        if last is not None and whole and first > gpu.sinks:
+            kv = prompts.read(layer, part.slot, tokens) if prompts and part.first else (part.k, part.v)
+            self.fill(layer, part.slot, min(first, blocks), kv, last)
+
+    def _swap(self, slot: int, other: BlockGeneration) -> None:
+        if self.coded.get(other[0]) != other[1]:
+            self.filled.pop(slot, None)
 
     def _store(self, layer: int, ids: list[int], k: Tensor) -> None:
         """Codes whole blocks of keys `[n, kv_heads, d]`."""

@@ -147,21 +147,23 @@ class SketchMaintenance(Maintenance):
 
     def before_plan(self, step: Step) -> None:
         """Fills the pools that the step's table will list."""
-        if step.phase is Phase.DECODE and self.index.reserve(max(step.lengths, default=0)):
+        if self.index.reserve(max(step.lengths, default=0)):
             self.index.filled.clear()
         decoding = []
         for slot, history, length in zip(step.slots, step.history, step.lengths, strict=True):
             if not history:
                 self.truncate(slot, length, 0)
             if not history or step.phase is not Phase.DECODE:
-                self.index.forget(slot)
+                self.index.truncate(slot, history)
             elif self.cache.gpu.first(length) > self.cache.gpu.sinks:
                 decoding.append((history // self.cache.block, self.cache.gpu.first(length), slot))
         # the longest first: tables that were made from it stay; those that were coded by others come once more
         for blocks, first, slot in 2 * sorted(decoding, reverse=True):
             if not self.index.fits(slot, blocks):
-                moments, last = self._moments.get(slot, {}), self._last.get(slot, {})
-                self.index.fill(slot, blocks, min(first, blocks), moments, last)
+                self.index.fit(slot, blocks, self._moments.get(slot, {}))
+                for layer in self.index.tables:
+                    kv, last = self.cache.read(layer, slot, range(blocks)), self._last.get(slot, {}).get(layer)
+                    self.index.fill(layer, slot, min(first, blocks), kv, last)
 
     def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         shape = self.cache.spec.layers[layer]
@@ -171,11 +173,12 @@ class SketchMaintenance(Maintenance):
             before = self._last.setdefault(slot, {}).get(layer, q[:0])  # however the prompt is cut into chunks
             self._last[slot][layer] = torch.cat([before, q[max(start, end - FILL_QUERIES) : end]])[-FILL_QUERIES:]
             if self.index.sketch is not None:
+                if slot not in step.more and self.cache.dram.memory.form == "model":
+                    self.index.ending[slot] = self._last[slot][layer]
                 continue
-            own = q[max(start, end - QUERY_DECAY_TOKENS) : end].view(
-                -1, shape.kv_heads, q.shape[1] // shape.kv_heads, q.shape[2]
-            )
-            moment = torch.einsum("nhgd,nhge->hde", own.float(), own.float())
+            recent = q[max(start, end - QUERY_DECAY_TOKENS) : end].float()
+            own = recent.view(len(recent), shape.kv_heads, -1, shape.head_dim)
+            moment = torch.einsum("nhgd,nhge->hde", own, own)
             kept = self._moments.setdefault(slot, {})
             if layer in kept:
                 moment += kept[layer] * math.exp(-(end - start) / QUERY_DECAY_TOKENS)
@@ -199,7 +202,3 @@ class SketchMaintenance(Maintenance):
         if not keep:
             self._moments.pop(slot, None)
             self._last.pop(slot, None)
-
-    def release(self) -> None:
-        self._moments.clear()
-        self._last.clear()

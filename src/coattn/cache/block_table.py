@@ -30,7 +30,7 @@ class BlockTable:
         self.list_version: dict[int, int] = {}
         """Grows whenever the blocks of a sequence change."""
         self._reclaim: Callable[[BlockTable, int], None] | None = None
-        self._before_swap: Callable[[int], None] | None = None
+        self._before_swap: Callable[[int, BlockGeneration], None] | None = None
         self.idle = 0
         """Blocks that are held and in no sequence."""
         self._users: dict[int, int] = {}
@@ -46,9 +46,9 @@ class BlockTable:
         """reclaim: drops so many idle blocks of a table, or as many as there are. Set before any block is held."""
         self._reclaim = reclaim
 
-    def set_before_swap(self, before_swap: Callable[[int], None]) -> None:
-        """before_swap: called with a sequence whose block is about to be replaced by another with the same tokens, and
-        may be given away. For readers off the steps; set before any sequence has blocks."""
+    def set_before_swap(self, before_swap: Callable[[int, BlockGeneration], None]) -> None:
+        """before_swap: called with a sequence whose block is about to be replaced, and may be given away, and with the
+        other one, which has the same tokens. Set before any sequence has blocks."""
         self._before_swap = before_swap
 
     def tabulate(self, slots: int, width: int) -> None:
@@ -116,7 +116,7 @@ class BlockTable:
     def swap(self, slot: int, b: int, i: int) -> None:
         """Block b of a sequence is from now on block i, which holds the same tokens."""
         if self._before_swap is not None:
-            self._before_swap(slot)
+            self._before_swap(slot, (i, self._given[i]))
         self._use(i)
         old, self.owned[slot][b] = self.owned[slot][b], i
         self._leave(old)

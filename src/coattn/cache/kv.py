@@ -97,6 +97,10 @@ class KVCache:
         device = self.spec.layers[layer].device
         return self.gpu.once(("visible", step, device), lambda: self._visible(step, device))
 
+    def read(self, layer: int, slot: int, blocks: range) -> tuple[Tensor, Tensor]:
+        """k, v `[tokens, kv_heads, d]` of full blocks of a sequence out of DRAM, on the layer's device."""
+        return self.dram.read(layer, slot, blocks)
+
     def commit(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:  # a decode step may run in the middle of another one, and keeps nothing here
             self.gpu.end_step()

@@ -131,11 +131,10 @@ class PromptKVBuffer:
     def gather(self, held: BufferedPrompt, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         """k, v `[end - start, kv_heads, d]` out of pages, on the layer's device."""
         shape, pages = self.spec.layers[layer], held.pages
-        if len(pages) == 1 and pages[0].tier == "gpu":
-            return pages[0].kv[layer][0, start:end], pages[0].kv[layer][1, start:end]
-        if all(page.tier == "gpu" for page in pages):  # one kernel, however many pages
+        if all(page.tier == "gpu" for page in pages):
             spans = [(page, max(start, a) - a, min(end, b) - a) for page, a, b in held.spans()]
-            k, v = torch.cat([page.kv[layer][:, a:b] for page, a, b in spans if a < b], 1)
+            parts = [page.kv[layer][:, a:b] for page, a, b in spans if a < b]
+            k, v = parts[0] if len(parts) == 1 else torch.cat(parts, 1)  # one kernel, however many pages
             return k, v
         out = torch.empty(2, end - start, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
         for page, begin, stop in held.spans():

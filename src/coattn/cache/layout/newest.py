@@ -1,7 +1,5 @@
 """Every full block in DRAM; the newest blocks, the filling one among them, in GPU memory."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -232,27 +230,21 @@ class NewestBlocks(BlockRing):
     def _ids(self, slot: int, blocks: list[int]) -> Tensor:
         return torch.tensor([self.block_id(slot, b) for b in blocks], dtype=torch.long)
 
-    def reader(self, slot: int, blocks: int) -> Callable[[int, range], tuple[Tensor, Tensor]]:
-        """What reads some of a sequence's first blocks, which are full: `(layer, range) -> k, v [tokens, kv_heads, d]`
-        on the layer's device, out of spare GPU memory where pages are cached. Good until the next plan."""
-        known, cached = self._prompts.cached(self.host.generations(slot, blocks))
-
-        def read(layer: int, wanted: range) -> tuple[Tensor, Tensor]:
-            start, end = wanted.start * self.block, wanted.stop * self.block
-            if end <= known:
-                return self._prompts.gather(cached, layer, start, end)
-            return self.host.read(layer, slot, wanted)
-
-        return read
-
     def _refill(self, slot: int, tokens: int, blocks: list[int]) -> None:
-        """Blocks of the window as DRAM has them. tokens: of the sequence, whose full blocks are all in DRAM."""
-        read = self.reader(slot, tokens // self.block)
+        """Blocks of the window as DRAM has them, out of spare GPU memory where pages are cached. tokens: of the
+        sequence, whose full blocks are all in DRAM."""
+        prompts, block = self._prompts, self.block
+        known, cached = prompts.cached(self.host.generations(slot, tokens // block))
         for first, last in runs(blocks):
+            start, end = blocks[first] * block, (blocks[last - 1] + 1) * block
             ids = [self.block_id(slot, b) for b in blocks[first:last]]
             for layer in self.spec.layers:
-                for i, rows in enumerate(read(layer, range(blocks[first], blocks[last - 1] + 1))):
-                    whole = rows.reshape(-1, self.block, *rows.shape[1:]).transpose(1, 2)
+                if end <= known:
+                    both = prompts.gather(cached, layer, start, end)
+                else:
+                    both = self.host.read(layer, slot, range(start // block, end // block))
+                for i, rows in enumerate(both):
+                    whole = rows.reshape(-1, block, *rows.shape[1:]).transpose(1, 2)
                     for here, after in runs(ids):
                         self.memory[layer][ids[here] : ids[after - 1] + 1, :, i] = whole[here:after]
 

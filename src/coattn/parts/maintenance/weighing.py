@@ -41,5 +41,5 @@ def stored_keys(cache: KVCache, layer: int, slot: int, length: int) -> Tensor:
     ids, rows = cache.gpu.places(slot, torch.arange(first * cache.block, length))
     keys = memory[ids.to(memory.device), :, 0, rows.to(memory.device)]
     if first:
-        keys = torch.cat([cache.dram.read(layer, slot, range(first))[0], keys])
+        keys = torch.cat([cache.read(layer, slot, range(first))[0], keys])
     return keys.transpose(0, 1)

@@ -69,7 +69,7 @@ class BackgroundChooser:
             return choice  # nobody has begun with it
         return choice if job.exception() is None else None
 
-    def before_swap(self, slot: int) -> None:
+    def before_swap(self, slot: int, other: object) -> None:
         """No thread may read blocks that are about to be replaced: the sequence's own step does what is left."""
         if slot in self.choices:
             self.choices[slot].hurry()
