@@ -27,6 +27,8 @@ def stop() -> None:
 
 def main() -> None:
     """Runs the command line. Ctrl-C ends it in one word, also while something is still being imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # PyTorch's threads that wait would keep their cores for milliseconds
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         import signal
 

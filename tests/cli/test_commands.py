@@ -51,9 +51,7 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     }
     rows = {use["part"]: use["choice"] for use in found["uses"][-3:]}
     assert rows.keys() == {"21 layers over the last 4,096 tokens", "21 layers over all tokens", "queries a layer ahead"}
-    how = {"Triton, captured", "C++ kernels, layer by layer"}  # never fused: its layers have norms of their own
-    assert len(set(rows.values()) & how) == 1
-    assert rows["queries a layer ahead"] == "predicted"
+    assert set(rows.values()) in ({"Triton, captured", "predicted"}, {"C++ kernels, layer by layer", "predicted"})
     (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
     found = run_json("doctor", "--model", str(tmp_path))
     assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}
@@ -64,9 +62,7 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     step = run_json("doctor", "--model", str(tmp_path))["uses"][-2]
     assert step["choice"][:6] == "Triton" or step["reason"] == "head size 12 is not a multiple of 8"
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    found = run_json("doctor", "--model", str(tmp_path))
-    assert found["model"]["runs"] == "no"
-    assert "neither causal nor a sliding window" in found["hints"][0]
+    assert "Layer 0 of family 'bert' attends" in run_json("doctor", "--model", str(tmp_path))["hints"][0]
 
 
 def test_what_a_config_does_not_say_is_its_familys_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """Ctrl-C ends a command with one word and exit code 130, also while it is still being imported."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -40,3 +41,12 @@ def test_an_interrupt_during_the_imports(module: str) -> None:
 def test_the_installed_command_is_the_one_that_hears_it() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["scripts"]["coattn"] == f"{main.__module__}:{main.__name__}"
+
+
+def test_threads_that_wait_sleep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coattn.cli.main.main", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for given, spins in (({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None)):
+        monkeypatch.setattr(os, "environ", given)
+        main()
+        assert given.get("GOMP_SPINCOUNT") == spins

@@ -63,8 +63,7 @@ def test_plans_know_its_dimensions(source: tuple[Path, dict[str, np.ndarray]]) -
     own, want = (read_shape(name, each)._replace(config={}) for each in (config, made))
     assert own == want
     assert own.weight_bytes == 2 * sum(x.size for key, x in source[1].items() if "norm" not in key)
-    found = json.loads(coattn("doctor", "--model", str(source[0]), "--json").stdout)["model"]
-    assert (found["runs"], found["positions"]) == ("yes", made["max_position_embeddings"])
+    assert json.loads(coattn("doctor", "--model", str(source[0]), "--json").stdout)["model"]["runs"] == "yes"
 
 
 def test_the_header_is_what_the_packages_own_reader_finds(source: tuple[Path, dict[str, np.ndarray]]) -> None:

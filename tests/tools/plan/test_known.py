@@ -47,11 +47,6 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
         assert find_config(str(given)) == (tmp_path.name, {"model_type": "llama"})
 
 
-def test_a_folder_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no config\.json"):
-        find_config(str(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "a" * 300, "a\0b", ""])
 def test_a_folder_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

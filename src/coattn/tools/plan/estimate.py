@@ -37,7 +37,6 @@ PROMPT_FACTOR = {"full": 1.0, "auto": 1.1, "scout": 1.2, "hcattention": 1.27}
 RESERVED = 700 << 20
 """GPU memory that CUDA, its libraries and captured steps take."""
 EXACT = ("full", "offload", "cpu")
-NEAR_EXACT = ("auto",)
 """Other rows are lossy: what they lose depends on the text (docs/choosing.md)."""
 METHODS = ("full", "auto", "cpu", "offload", "scout", "hcattention", "hgca")
 
@@ -80,7 +79,7 @@ class Estimate(NamedTuple):
 
     @property
     def quality(self) -> str:
-        return "exact" if self.exact else "near exact" if self.method in NEAR_EXACT else "lossy"
+        return "exact" if self.exact else "near exact" if self.method == "auto" else "lossy"
 
     def as_dict(self) -> dict[str, Any]:
         """Its fields, and what follows from them."""
@@ -129,23 +128,22 @@ def count(
     """A row with any settings, counted by the cache's own ledger on a device without memory. No time is forecast."""
     import torch
 
-    from coattn.engine.plan.kv import MOST_BLOCKS
-    from coattn.engine.plan.kv import held as counted
+    from coattn.engine.plan import kv
     from coattn.method.row import compose
     from coattn.method.table import find_method
     from coattn.types import LayerShape
 
     composed = compose(find_method(method), **settings)
     blocks = batch * ceil_div(tokens, composed.params["block"])
-    if blocks > MOST_BLOCKS:
+    if blocks > kv.MOST_BLOCKS:
         raise ConfigError(
-            f"{batch:,} x {tokens:,} tokens are {blocks:,} blocks, but a plan can be of {MOST_BLOCKS:,} at most.",
+            f"{batch:,} x {tokens:,} tokens are {blocks:,} blocks, but a plan can be of {kv.MOST_BLOCKS:,} at most.",
             "Plan fewer sequences or a shorter context: the bytes grow in proportion.",
         )
     dtype = {4: torch.float32, 2: torch.bfloat16}[model.item_bytes]
     nowhere = torch.device("meta")
     layers = [LayerShape(model.q_heads, model.kv_heads, model.head_dim, dtype, nowhere, w) for w in model.windows]
-    found = counted(layers, composed, batch, tokens)
+    found = kv.held(layers, composed, batch, tokens)
     tiers = found["gpu"], found["host"]
     return estimate(composed.method.name, model, batch, tokens, machine, tiers, composed.exact)
 
