@@ -240,7 +240,7 @@ class Sketch(BookedIndex):
     def release(self) -> None:
         super().release()
         self.means = Means({}, 0)
-        for held in (self.tables, self.coded, self.filled, self.pools):
+        for held in (self.tables, self.coded, self.ending, self.filled, self.pools):
             held.clear()
 
     def _end_prompt(self, layer: int, part: Filled, last: Tensor | None) -> None:

@@ -202,3 +202,7 @@ class SketchMaintenance(Maintenance):
         if not keep:
             self._moments.pop(slot, None)
             self._last.pop(slot, None)
+
+    def release(self) -> None:
+        self._moments.clear()
+        self._last.clear()
