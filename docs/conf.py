@@ -24,6 +24,7 @@ html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
 myst_heading_anchors = 4
+smartquotes = False  # options keep their two dashes
 
 
 def contents(text: str) -> str:

@@ -17,3 +17,4 @@ def test_the_site_builds(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all((tmp_path / page.relative_to(DOCS)).with_suffix(".html").exists() for page in DOCS.rglob("*.md"))
+    assert "<strong>--gpu</strong>" in (tmp_path / "plan.html").read_text(), "two dashes, which can be copied"

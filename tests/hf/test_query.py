@@ -12,6 +12,7 @@ from torch import Tensor
 import coattn
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
+from coattn.hf.kinds import layer_kinds
 from coattn.hf.query import query_of
 from coattn.kernels.rotate import rotate
 from coattn.step.runtime import Runtime
@@ -80,7 +81,7 @@ def test_a_rotation_that_follows_the_length_is_known_as_such() -> None:
 
 
 def test_layers_that_do_not_turn_their_queries_are_known() -> None:
-    assert Ahead(small("smollm3", 0)).turns == [True, True, True, False]
+    assert Ahead(small("smollm3", 0)).turns == {0: True, 1: True, 2: True, 3: False}
 
 
 @pytest.mark.parametrize("family", ["phi", "hunyuan_v1_dense", "gpt2", "ministral3"])
@@ -89,5 +90,7 @@ def test_queries_that_are_made_otherwise_are_not_predicted(family: str) -> None:
     if family == "ministral3":
         Ahead(model)  # what it scales its queries by is 1 at first
         model.config.rope_parameters["original_max_position_embeddings"] = 64
+    said = layer_kinds(family, model.config.to_dict(), torch.device("cpu"))[-1]
+    assert said["choice"] == "not predicted", "nor does `coattn doctor --model` say that they are"
     with pytest.raises(UnsupportedError, match="predicts queries one layer ahead"), coattn.attach(model, "scout"):
         pass

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
-from coattn.hf.architectures import layers_of
+from coattn.hf.architectures import attention_modules, layers_of
 from coattn.hf.fuse.layer import layer_form
 from coattn.hf.fuse.siblings import find_siblings
 from coattn.hf.gguf.header import read_header
@@ -45,7 +45,7 @@ def with_defaults(name: str, config: Mapping[str, Any], needed: Sequence[str]) -
 
 def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> list[dict[str, str]]:
     """Of each kind of layer who attends in a decode step and whether the step is captured and fused; whether queries
-    are predicted. As far as shapes show: a model that is opened compares numbers.
+    are predicted, tried with random weights. Takes a second or so, and the memory of one attention module.
 
     Raises UnsupportedError for attention that coattn cannot compute.
     """
@@ -54,10 +54,11 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     with explained(name, "config"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text), dtype=torch.float32).eval()
     siblings = {module: found for module in model.modules() if (found := find_siblings(module))}
-    kinds = Counter(
+    layers = [
         (x.sliding_window, x.q_heads, x.kv_heads, x.head_dim, plain and layer_form(layer, siblings) is not None)
         for x, layer in zip(look_at(model), layers_of(model), strict=True)
-    )
+    ]
+    kinds = Counter(layers)
     kernel, rows = import_module(f"coattn.kernels.{'triton' if on_gpu else 'native'}.attend"), []
     for (window, heads, on, size, fused), count in kinds.items():
         q = torch.empty(1, 1, heads, size, dtype=choose_dtype("auto", device), device=device)
@@ -70,7 +71,21 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         })  # fmt: skip
     ahead = {"part": "queries a layer ahead", "choice": "predicted", "reason": "`scout` and `infinigen` need them"}
     try:
-        Ahead(model)
+        Ahead(_with_numbers(model), [layers.index(kind) for kind in kinds])
     except UnsupportedError as error:
         ahead |= {"choice": "not predicted", "reason": error.sentence}
     return [*rows, ahead]
+
+
+def _with_numbers(model: Any) -> Any:
+    """The model with random weights in its attention modules, the same in all layers, and with its own rotation."""
+    rotary, of_shape = getattr(model.get_decoder(), "rotary_emb", None), dict[torch.Size, torch.nn.Parameter]()
+    if rotary is not None:
+        model.get_decoder().rotary_emb = type(rotary)(rotary.config)
+    for each in (part for module in attention_modules(model) for part in module.modules()):
+        for name, weight in each._parameters.items():
+            if weight is not None and weight.shape not in of_shape:
+                numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+                of_shape[weight.shape] = torch.nn.Parameter(numbers, requires_grad=False)
+            each._parameters[name] = weight if weight is None else of_shape[weight.shape]
+    return model
