@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
+from coattn.kernels.fill_pool import fill_pool, weights
 from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.sketch import LEFT, SPREADS, WORD, Scores, Sketched, Sketcher, Spread, fit, spread_of
-from coattn.kernels.sketch import flush_sketch, score_sketch
+from coattn.kernels.sketch import flush_sketch, lost, score_sketch
 from coattn.kernels.upload import upload
 from coattn.part import MOST, check_count
 from coattn.parts.index.base import BookedIndex, KeyMemory
@@ -36,6 +37,18 @@ PINNED_TOKENS = 128
 are, and may say of a key like no other that it weighs a million times less than it does."""
 FIRST_TOKENS = 4096
 """Longest sequence that pools have books for at first, where nobody says how many tokens come."""
+
+
+class _Filling(NamedTuple):
+    """The full blocks of a sequence, and whether keys of some were not coded by these tables."""
+
+    known: list[BlockGeneration]
+    ids: list[int]
+    stale: bool
+
+    @staticmethod
+    def of(known: list[BlockGeneration], coded: Mapping[int, int]) -> "_Filling":
+        return _Filling(known, [own for own, _ in known], any(coded.get(own) != given for own, given in known))
 
 
 @dataclass
@@ -80,6 +93,10 @@ class Sketch(BookedIndex):
     """By sequence whose prompt ends in this step: its last queries in the layer that is stored next."""
     filled: dict[int, tuple[int, int]] = field(init=False, repr=False, default_factory=dict)
     """By sequence: `made` when its keys were coded, and full blocks that it had when its pool was filled."""
+
+    _filling: dict[int, "_Filling"] = field(init=False, repr=False, default_factory=dict)
+    """By sequence whose pool is being filled, layer by layer."""
+    _uploaded: dict[torch.device, tuple[list[int], Tensor]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.code_bytes is not None:
@@ -176,34 +193,30 @@ class Sketch(BookedIndex):
         the rest of it where a sequence has none yet; else it goes on with what it has.
         """
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
-        known = self.cache.dram.table.generations(slot, len(kv[0]) // block)
-        ids = [own for own, _ in known]
-        if any(self.coded.get(own) != given for own, given in known):
+        tables = self.tables[layer]
+        if layer == next(iter(self.tables)):
+            self._filling[slot] = _Filling.of(self.cache.dram.table.generations(slot, len(kv[0]) // block), self.coded)
+        known, ids, stale = self._filling[slot]
+        if stale:
             self._store(layer, ids, kv[0])
         if slot not in self.filled:
             self.means.sums[layer][slot] = 0
             self.means.add(layer, slot, kv[1])
         start, end = gpu.sinks * block, first * block
         count = min(pool.places, max(0, end - start)) // block * block
-        words = self.memory[layer][upload(ids[gpu.sinks : first], pool.device)]
-        lost = self.tables[layer].lost(kv[0][start:end], words.transpose(1, 2).flatten(0, 1))
+        unlike = lost(kv[0][start:end], self.memory[layer], self._upload(ids, pool.device)[gpu.sinks : first], tables)
         k, v = (x[start:end].transpose(0, 1) for x in kv)
         if slot in self.filled:  # what steps want now, which the prompt's queries do not know
             weight = pool.recency(slot, k.shape[1]).double()
         elif last is None:
-            weight = torch.arange(k.shape[1], device=k.device).expand(k.shape[0], -1).float()  # the newest
+            weight = torch.arange(k.shape[1], device=k.device).repeat(k.shape[0], 1).float()  # the newest
         else:
-            q = last.view(len(last), k.shape[0], -1, last.shape[-1]).to(k.dtype) * k.shape[-1] ** -0.5
-            # the scale of scores does not change which weigh most, nearly
-            scores = ((q[:, h].flatten(0, 1) @ own.T).float() for h, own in enumerate(k))
-            weight = torch.stack([x.softmax(-1).amax(0) for x in scores])
-        unlike = lost.topk(min(pool.pins, count)).indices
-        chosen = weight.scatter(1, unlike, torch.inf).topk(count, dim=-1).indices
-        at = chosen[..., None].expand(-1, -1, k.shape[-1])
-        learn = k[:, :: max(1, k.shape[1] // SAMPLE_TOKENS)]
-        pool.fill(slot, chosen, k.gather(1, at), v.gather(1, at), learn)
+            weight = weights(last, k)
+        pinned = unlike.topk(min(pool.pins, count)).indices
+        fill_pool(pool, slot, weight.scatter_(1, pinned, torch.inf).topk(count, dim=-1).indices, k, v)
         gpu.pooled[slot] = count // block
         if layer == next(reversed(self.tables)):
+            del self._filling[slot]
             self.coded.update(known)
             self.filled[slot] = self.made, len(known)
 
@@ -240,7 +253,7 @@ class Sketch(BookedIndex):
     def release(self) -> None:
         super().release()
         self.means = Means({}, 0)
-        for held in (self.tables, self.coded, self.ending, self.filled, self.pools):
+        for held in (self.tables, self.coded, self.ending, self.filled, self.pools, self._filling, self._uploaded):
             held.clear()
 
     def _end_prompt(self, layer: int, part: Filled, last: Tensor | None) -> None:
@@ -260,6 +273,12 @@ class Sketch(BookedIndex):
         """Codes whole blocks of keys `[n, kv_heads, d]`."""
         kept = self.memory[layer]
         keys = k.view(len(ids), self.cache.block, *k.shape[1:]).transpose(1, 2)[:, :, None]
-        to = upload(torch.tensor(ids, dtype=torch.int32), kept.device)
         places = torch.arange(len(ids), dtype=torch.int32, device=kept.device)
-        flush_sketch(keys.contiguous(), kept, places, to, self.tables[layer])
+        flush_sketch(keys, kept, places, self._upload(ids, kept.device), self.tables[layer])
+
+    def _upload(self, ids: list[int], device: torch.device) -> Tensor:
+        """Blocks on a device, int32: most often those of the layer before."""
+        known = self._uploaded.get(device)
+        if known is None or known[0] != ids:
+            known = self._uploaded[device] = ids, upload(torch.tensor(ids, dtype=torch.int32), device)
+        return known[1]

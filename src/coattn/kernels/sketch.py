@@ -100,3 +100,15 @@ def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, sketcher:
     keys = gpu[block[full].long(), :, 0].transpose(1, 2)  # [rows, block, kv_heads, d]
     if len(full):
         kept[to[full].long()] = sketcher.encode(keys.flatten(0, 1)).view(*keys.shape[:3], -1).transpose(1, 2)
+
+
+@Operation
+def lost(keys: Tensor, kept: Tensor, blocks: Tensor, sketcher: Sketcher) -> Tensor:
+    """How far keys are from what their planes say of them, `[kv_heads, n]` float32.
+
+    keys `[n, kv_heads, d]`, of whole blocks; blocks: int32, where in kept they are.
+    """
+    words = kept[blocks.long()].transpose(1, 2).flatten(0, 1)
+    # head by head: planes as numbers take sixteen times what they take as bits
+    told = (unpack(words[:, h], own.dtype) @ own for h, own in enumerate(sketcher.worth))
+    return torch.stack([(keys[:, h].float() - x - sketcher.base[h]).norm(dim=-1) for h, x in enumerate(told)])

@@ -10,7 +10,7 @@ from tests.kernels.cards import SHARED, usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.kernels.pool_memory import COLD, FRESH
+from coattn.kernels.pool_memory import COLD, FRESH, NEVER, NONE
 from coattn.kernels.triton import (
     append,
     attend,
@@ -18,6 +18,7 @@ from coattn.kernels.triton import (
     attend_scored,
     average,
     digest,
+    fill_pool,
     flush,
     handover,
     linear,
@@ -159,6 +160,19 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
+    *(
+        (sketch._lost, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
+        for d in (64, 128, 256)
+    ),
+    (fill_pool._learn, {"ROWS": fill_pool.LEARNT, "D": 128, "CHANNELS": fill_pool.CHANNELS}),
+    *(
+        (kernel, {"IN_8_BITS": packed, **constants})
+        for packed in (False, True)
+        for kernel, constants in (
+            (fill_pool._books, {"FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}),
+            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 128, "D_PAD": 128}),
+        )
+    ),
 ]
 
 TYPES: dict[Any, dict[str, str]] = {
@@ -169,6 +183,11 @@ TYPES: dict[Any, dict[str, str]] = {
     sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
+    sketch._lost: {"keys_ptr": "*bf16", "worth_ptr": "*bf16", "base_ptr": "*fp32"},
+    fill_pool._learn: {},
+    fill_pool._books: dict.fromkeys(("place_ptr", "listed_ptr"), "*i16")
+    | {"margin_ptr": "*fp16", "chosen_ptr": "*i64"},
+    fill_pool._put: {"chosen_ptr": "*i64"},
 }
 """What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""
 ODD: dict[Any, dict[str, str]] = {
@@ -192,6 +211,7 @@ TILES: dict[Any, Any] = {
     ),
     linear._vector: lambda c, _: {"warps": 8 if c["BK"] == 1024 and c["BN"] == 8 else 4, "stages": 1},
     token_pool._renew: lambda c, _: {"warps": 32 if c["PLACES_PAD"] > 8192 else 4, "stages": 3},
+    sketch._lost: lambda c, _: {"warps": 8 if c["D"] > 64 else 4, "stages": 3},
     linear._few: lambda c, shared: few(c["BN"], c["BK"], shared),
 }
 
@@ -217,7 +237,7 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     others = (*NUMBERED, "q_out", "k_out", "out_a", "lse_a", "out_b", "lse_b", "out_t", "lse_t")
     if not name.endswith("_ptr") and name not in others:
         return "i32"
-    if kernel in (token_pool._bring, attend_scored._fetch) and name in ENTRIES:
+    if kernel in (token_pool._bring, attend_scored._fetch, fill_pool._put) and name in ENTRIES:
         return ENTRIES[name]
     if constants.get("PACKED") and name in ("memory_ptr", "scale_ptr", "near_ptr"):
         return "*u8" if name == "memory_ptr" else "*fp16"

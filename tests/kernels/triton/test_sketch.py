@@ -9,6 +9,7 @@ from tests.kernels.pools import copied
 from coattn.kernels import attend_scored as plain_attend
 from coattn.kernels import sketch as plain
 from coattn.kernels.attend_pool import attend_rows, pool_rows
+from coattn.kernels.fill_pool import fill_pool, weights
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.kernels.quantise.sketch import WORD, Sketched, Sketcher, fit, spread_of
@@ -19,6 +20,7 @@ from coattn.units import ceil_div
 
 pytest.importorskip("triton")
 from coattn.kernels.triton import attend_scored as attending
+from coattn.kernels.triton import fill_pool as filling
 from coattn.kernels.triton import sketch as kernel
 from coattn.kernels.triton import token_pool as renewing
 
@@ -217,3 +219,45 @@ def test_full_blocks_are_sketched_and_others_stay() -> None:
     # a number on the edge of a step may fall to either side
     different = (got.cpu() ^ want).flatten()
     assert sum(int(x).bit_count() if x >= 0 else 32 for x in different.tolist()) <= 4
+
+
+@pytest.mark.parametrize("d", [32, 24])
+def test_how_far_keys_are_from_their_sketch(d: int) -> None:
+    keys, ids = torch.randn(5 * BLOCK, KV_HEADS, d), torch.tensor([6, 0, 4, 2, 7], dtype=torch.int32)
+    made = fit(spread_of(keys, None), 32)
+    kept = torch.randint(-(1 << 31), 1 << 31, (8, KV_HEADS, BLOCK, 1), dtype=torch.int64).int()
+    expected = plain.lost(keys, kept, ids, made)
+    got = kernel.lost(keys.to(DEVICE), kept.to(DEVICE), ids.to(DEVICE), on(DEVICE, made))
+    torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize(("count", "hot"), [(64, 48), (32, 4), (0, 8)])
+def test_a_pool_is_filled_at_once(small: bool, count: int, hot: int) -> None:
+    kv = torch.randn(2, 200, KV_HEADS, D).transpose(1, 2)
+    gpu = torch.zeros(4 * 3, KV_HEADS, 2, BLOCK, D)
+    pool = PoolTensors.make(gpu, 0, 3, 256, 4 * BLOCK, 4, pins=8, packed=small, hot=hot)
+    for x in (pool.place_of, pool.token_of, pool.age, pool.incoming, pool.clock):
+        x.random_(0, 50)  # of the sequence before
+    chosen = torch.stack([torch.randperm(200)[:count] for _ in range(KV_HEADS)])
+    there = copied(pool, DEVICE)
+    fill_pool(pool, 1, chosen, *kv)
+    filling.fill_pool(there, 1, chosen.to(DEVICE), *kv.to(DEVICE))
+    for name, expected, got in zip(vars(pool), vars(pool).values(), vars(copied(there)).values(), strict=True):
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(got, expected, msg=name)
+    if small:
+        for name, expected in vars(pool.packed).items():
+            got = getattr(copied(there).packed, name)
+            if name == "codes":  # of what is half a step away
+                assert ((got.int() - expected.int()).abs() <= 1).all()
+            elif isinstance(expected, torch.Tensor):
+                torch.testing.assert_close(got, expected, atol=1e-5, rtol=2e-3, msg=name)
+
+
+def test_weights_do_not_depend_on_how_many_heads_are_weighed_at_once() -> None:
+    q, k = torch.randn(6, 4, D), torch.randn(KV_HEADS, 100, D)
+    scores = torch.einsum("rhgd,hnd->hrgn", q.view(6, KV_HEADS, 2, D), k) * D**-0.5
+    expected = scores.flatten(1, 2).softmax(-1).amax(1)
+    for most in (1, 1 << 25):
+        torch.testing.assert_close(weights(q, k, most), expected)

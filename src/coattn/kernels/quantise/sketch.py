@@ -136,12 +136,6 @@ class Sketcher:
         # the sum of powers of two is the word, the highest bit its sign
         return (bits.long() << torch.arange(WORD, device=keys.device)).sum(-1).to(torch.int32)
 
-    def lost(self, keys: Tensor, words: Tensor) -> Tensor:
-        """How far keys `[n, kv_heads, d]` are from what their planes say of them, `[kv_heads, n]` float32."""
-        # head by head: planes as numbers take sixteen times what they take as bits
-        told = (unpack(words[:, h], own.dtype) @ own for h, own in enumerate(self.worth))
-        return torch.stack([(keys[:, h].float() - x - self.base[h]).norm(dim=-1) for h, x in enumerate(told)])
-
     def queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q `[rows, kv_heads, group, d]` -> planes' worth `[..., planes]`, base `[...]`."""
         worth = torch.einsum("rhgd,hpd->rhgp", q.float(), self.worth.float())

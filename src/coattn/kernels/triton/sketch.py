@@ -119,7 +119,7 @@ def score_sketch(q: Tensor, keys: Sketched, scale: float, softcap: float | None,
 @triton.jit
 def _flush(
     gpu_ptr, kept_ptr, block_ptr, to_ptr, of_ptr, start_ptr, half_ptr, bit_ptr,
-    gpu_block, gpu_head, kept_block, kept_head,
+    gpu_block, gpu_head, gpu_row, kept_block, kept_head,
     BLOCK: tl.constexpr, BLOCK_PAD: tl.constexpr, WORDS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +129,9 @@ def _flush(
         source = gpu_ptr + tl.load(block_ptr + row).to(tl.int64) * gpu_block + head * gpu_head
         r, d, i = tl.arange(0, BLOCK_PAD), tl.arange(0, D_PAD), tl.arange(0, 32)
         inside = d < D
-        keys = tl.load(source + r[:, None] * D + d[None, :], mask=(r < BLOCK)[:, None] & inside[None, :], other=0.0)
+        keys = tl.load(
+            source + r[:, None] * gpu_row + d[None, :], mask=(r < BLOCK)[:, None] & inside[None, :], other=0.0
+        )
         for word in range(WORDS):
             plane = head * (WORDS * 32) + word * 32 + i
             of = tl.load(of_ptr + plane[:, None] * D + d[None, :], mask=inside[None, :], other=0.0)
@@ -147,8 +149,44 @@ def flush_sketch(gpu: Tensor, kept: Tensor, block: Tensor, to: Tensor, sketcher:
     (_, kv_heads, size, words), d = kept.shape, gpu.shape[-1]
     _flush[(len(block), kv_heads)](
         gpu, kept, block, to, sketcher.of, sketcher.start, sketcher.half, sketcher.bit,
-        gpu.stride(0), gpu.stride(1), kept.stride(0), kept.stride(1),
+        gpu.stride(0), gpu.stride(1), gpu.stride(3), kept.stride(0), kept.stride(1),
         BLOCK=size, BLOCK_PAD=max(16, triton.next_power_of_2(size)), WORDS=words, D=d,
         D_PAD=max(16, triton.next_power_of_2(d)), PRECISION="ieee" if gpu.dtype == torch.float32 else "tf32",
         num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n"])
+def _lost(
+    keys_ptr, kept_ptr, ids_ptr, worth_ptr, base_ptr, out_ptr, n, key_row, key_head, kept_block, kept_head,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    r, d, i = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, D_PAD), tl.arange(0, 32)
+    seen, inside = r < n, d < D
+    at = tl.load(ids_ptr + r // BLOCK, mask=seen, other=0).to(tl.int64) * kept_block
+    at += head * kept_head + (r % BLOCK) * WORDS
+    told = tl.zeros([ROWS, D_PAD], tl.float32)
+    for word in range(WORDS):
+        bits = (tl.load(kept_ptr + at + word, mask=seen, other=0)[:, None] >> i[None, :]) & 1
+        plane = head * (WORDS * 32) + word * 32 + i
+        worth = tl.load(worth_ptr + plane[:, None] * D + d[None, :], mask=inside[None, :], other=0.0)
+        told += tl.dot(bits.to(worth.dtype), worth, input_precision=PRECISION)
+    mask = seen[:, None] & inside[None, :]
+    keys = tl.load(keys_ptr + r.to(tl.int64)[:, None] * key_row + head * key_head + d[None, :], mask=mask, other=0.0)
+    base = tl.load(base_ptr + head * D + d, mask=inside, other=0.0)
+    off = tl.where(mask, keys.to(tl.float32) - told - base[None, :], 0.0)
+    tl.store(out_ptr + head * n + r, tl.sqrt(tl.sum(off * off, 1)), mask=seen)
+
+
+def lost(keys: Tensor, kept: Tensor, blocks: Tensor, sketcher: Sketcher) -> Tensor:
+    """See `kernels/sketch.py`."""
+    (n, heads, d), (_, _, size, words) = keys.shape, kept.shape
+    out = torch.empty(heads, n, dtype=torch.float32, device=keys.device)
+    _lost[(heads, triton.cdiv(n, ROWS))](
+        keys, kept, blocks, sketcher.worth, sketcher.base, out, n, keys.stride(0), keys.stride(1), kept.stride(0),
+        kept.stride(1), BLOCK=size, ROWS=ROWS, WORDS=words, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
+        PRECISION="ieee" if keys.dtype == torch.float32 else "tf32", num_warps=8 if d > 64 else 4,
+    )  # fmt: skip
+    return out

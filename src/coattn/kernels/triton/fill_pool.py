@@ -1,0 +1,122 @@
+"""`fill_pool` on a GPU: three kernels, so that the end of a prompt is not a hundred small ones."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coattn.kernels.fill_pool import LEARNT_TOKENS
+from coattn.kernels.pool_memory import COLD, LONG_AGO, NEVER, NONE, PoolTensors
+from coattn.kernels.triton.token_pool import Home, put_rows
+
+BOOK, ROWS, CHANNELS, LEARNT = 1024, 32, 16, 256
+"""Entries of the books, rows of the pool, channels and keys at a time."""
+
+
+@triton.jit(do_not_specialize=["n", "hot", "fresh"])
+def _books(
+    place_ptr, margin_ptr, token_ptr, age_ptr, listed_ptr, free_ptr, incoming_ptr, chosen_ptr, tokens, places, packed,
+    n, hot, fresh,
+    FRESH: tl.constexpr, SIZE: tl.constexpr, IN_8_BITS: tl.constexpr,
+    NONE: tl.constexpr, NEVER: tl.constexpr,
+):  # fmt: skip
+    own, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = piece * SIZE + tl.arange(0, SIZE)
+    tl.store(place_ptr + own * tokens + i, tl.full([SIZE], NONE, tl.int16), mask=i < tokens)
+    tl.store(margin_ptr + own * tokens + i, tl.full([SIZE], float("-inf"), tl.float16), mask=i < tokens)
+    held = i < n
+    token = tl.load(chosen_ptr + own * n + i, mask=held, other=NONE)
+    tl.store(token_ptr + own * places + i, token.to(tl.int32), mask=i < places)
+    tl.store(age_ptr + own * places + i, tl.where(held, -i, NEVER), mask=i < places)
+    tl.store(incoming_ptr + own * FRESH + i, tl.full([SIZE], NONE, tl.int32), mask=i < FRESH)
+    tl.store(free_ptr + own * FRESH + i, tl.where(i < fresh, n - 1 - i, NONE), mask=i < FRESH)
+    if IN_8_BITS:
+        tl.store(listed_ptr + own * packed + i, i.to(tl.int16), mask=i < hot)
+
+
+@triton.jit(do_not_specialize=["n", "stride"])
+def _learn(
+    k_ptr, middle_ptr, spread_ptr, n, stride, k_head, k_row,
+    ROWS: tl.constexpr, D: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    r = tl.arange(0, ROWS)
+    at = k_ptr + head * k_head + d[None, :]
+    total = tl.zeros([CHANNELS], tl.float32)
+    for start in range(0, n, ROWS):
+        row = start + r
+        mask = (row < n)[:, None] & (d < D)[None, :]
+        x = tl.load(at + (row * stride).to(tl.int64)[:, None] * k_row, mask=mask, other=0.0).to(tl.float32)
+        total += tl.sum(x, 0)
+    middle = total / n
+    square = tl.zeros([CHANNELS], tl.float32)
+    for start in range(0, n, ROWS):
+        row = start + r
+        mask = (row < n)[:, None] & (d < D)[None, :]
+        x = tl.load(at + (row * stride).to(tl.int64)[:, None] * k_row, mask=mask, other=0.0).to(tl.float32)
+        off = tl.where(mask, x - middle[None, :], 0.0)
+        square += tl.sum(off * off, 0)
+    spread = tl.sqrt(square / n)
+    power = tl.floor(tl.log2(tl.where(spread > 0, spread, 1.0)) + 0.5)
+    power = tl.exp2(tl.minimum(tl.maximum(power, -24.0), 24.0))
+    tl.store(middle_ptr + head * D + d, middle, mask=d < D)
+    tl.store(spread_ptr + head * D + d, tl.where(spread > 0, power, 1.0), mask=d < D)
+
+
+@triton.jit(do_not_specialize=["first_block", "n", "hot"])
+def _put(
+    chosen_ptr, k_ptr, v_ptr, place_ptr, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places,
+    first_block, gpu_block, gpu_head, heads, n, hot, tokens, k_head, k_row, v_head, v_row,
+    IN_8_BITS: tl.constexpr, COLD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    r, d = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, D_PAD)
+    used = r < n
+    token = tl.load(chosen_ptr + head * n + r, mask=used, other=0)
+    mask = used[:, None] & (d < D)[None, :]
+    k = tl.load(k_ptr + head * k_head + token[:, None] * k_row + d[None, :], mask=mask, other=0.0)
+    v = tl.load(v_ptr + head * v_head + token[:, None] * v_row + d[None, :], mask=mask, other=0.0)
+    place = tl.where(r < hot, r, r + COLD) if IN_8_BITS else r
+    tl.store(place_ptr + head * tokens + token, place.to(tl.int16), mask=used)
+    put_rows(
+        k, v, r, used, 0, head, heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places,
+        packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
+    )  # fmt: skip
+
+
+def fill_pool(pool: PoolTensors, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
+    """See `kernels/fill_pool.py`."""
+    packed, (heads, n), most, places = pool.packed, tokens.shape, pool.tokens, pool.places
+    fresh = min(pool.free_places.shape[-1], max(0, n - pool.pins))
+    hot = 0 if packed is None else min(n, max(packed.hot, pool.pins))
+    pool.clock[slot], pool.num_incoming[slot], pool.evict_age[slot] = 1, 0, LONG_AGO
+    pool.bound_margin[slot], pool.est_lse[slot] = torch.inf, torch.inf
+    if packed is not None:
+        packed.count[slot], packed.since[slot] = hot, 1 - max(1, hot)
+        stride = max(1, k.shape[1] // LEARNT_TOKENS)
+        _learn[(heads, triton.cdiv(packed.d, CHANNELS))](
+            k, packed.middle[slot], packed.spread[slot], triton.cdiv(k.shape[1], stride), stride, k.stride(0),
+            k.stride(1), ROWS=LEARNT, D=packed.d, CHANNELS=CHANNELS, num_warps=4,
+        )  # fmt: skip
+    listed = pool.token_of if packed is None else packed.listed
+    free = pool.free_places.shape[-1]
+    _books[(heads, triton.cdiv(max(most, places, free), BOOK))](
+        pool.place_of[slot], pool.last_margin[slot], pool.token_of[slot], pool.age[slot], listed[slot],
+        pool.free_places[slot], pool.incoming[slot], tokens, most, places, listed.shape[-1], n, hot, fresh,
+        FRESH=free, SIZE=BOOK, IN_8_BITS=packed is not None, NONE=NONE, NEVER=NEVER, num_warps=4,
+    )  # fmt: skip
+    if not n:
+        return
+    # of this slot, as if there were no other
+    home, block, d = Home.of(pool), pool.gpu.shape[3], k.shape[-1]
+    rows = home.tensors if packed is None else (pool.gpu, *(x[slot] for x in home.tensors[1:]))
+    first = pool.first + slot * (places // block)
+    _put[(heads, triton.cdiv(n, ROWS))](
+        tokens, k, v, pool.place_of[slot], *rows, *home.sizes[:2], first, *home.sizes[3:], heads, n, hot, most,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1), **home.forms, COLD=COLD, ROWS=ROWS, BLOCK=block, D=d,
+        D_PAD=triton.next_power_of_2(d), num_warps=4,
+    )  # fmt: skip
