@@ -19,6 +19,7 @@ COMMON: dict[str, Any] = {
 }
 GROUPED = {**COMMON, "num_key_value_heads": 2}
 GEMMA = {**GROUPED, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 19}
+MIXED = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", GROUPED),
@@ -41,6 +42,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4Config", {**GROUPED, "head_dim": 16}),
     "phi3": ("Phi3Config", {**GROUPED, "sliding_window": None}),
     "phi3_sliding": ("Phi3Config", {**GROUPED, "sliding_window": 25}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**MIXED, "head_dim": 16, "num_experts": 8}),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {**MIXED, "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        | {"n_group": 1, "topk_group": 1, "use_qk_norm": True}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "mixtral": ("MixtralConfig", {**MIXED, "num_local_experts": 4, "sliding_window": None}),
     "opt": ("OPTConfig", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "gpt_neox": ("GPTNeoXConfig", COMMON),
 }

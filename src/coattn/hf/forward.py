@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.attention import Attends, Call, ModelUser
+from coattn.hf.experts import grouped
 from coattn.hf.logits import head
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
@@ -50,6 +51,7 @@ class Session(ModelUser, AbstractContextManager["Session"]):
         self._looking = False
         self._undo = ExitStack()
         self._undo.enter_context(self.routed())
+        self._undo.enter_context(grouped(model))
 
     @property
     def call(self) -> Call:

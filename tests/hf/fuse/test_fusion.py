@@ -11,14 +11,17 @@ from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion, _Pretend
+from coattn.hf.waits import waits
 from coattn.method.row import compose
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-WHOLE = {"llama", "qwen2", "qwen2_sliding", "qwen3", "mistral", "mistral_sliding"}
+WHOLE = {"llama", "qwen2", "qwen2_sliding", "qwen3", "mistral", "mistral_sliding", "qwen3_moe", "mixtral"}
 """Families whose layers are of the common kind."""
+EXPERTS = {"qwen3_moe": 3, "glm4_moe": 2, "mixtral": 3}
+"""Layers with experts."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,6 +33,8 @@ def test_a_fused_model_gives_the_same_numbers(family: str) -> None:
         want = session.hidden(_Pretend(), None, ids, positions)
         fusion = Fusion(session)
         assert fusion.summary.get("layers", 0) == (3 if family in WHOLE else 0)
+        assert {fusion.summary.get(kind, 0) for kind in ("experts", "routers")} == {EXPERTS.get(family, 0)}
+        assert fusion.waits() is None
         with fusion.active(), torch.no_grad():
             got = session.hidden(_Pretend(), None, ids, positions)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
@@ -66,3 +71,24 @@ def test_prompts_are_read_in_fused_forms(family: str) -> None:
         assert len(entered) == 2, "once for each chunk"
         fusion.close()
         runtime.release()
+
+
+def test_a_call_that_waits_for_a_gpu_is_not_captured() -> None:
+    model = tiny("llama", DEVICE)
+    hook = model.model.norm.register_forward_hook(lambda *call: call[-1] * (call[-1].sum().item() < 1e30))
+    with Session(model) as session:
+        fusion = Fusion(session)
+        assert "waits for the GPU at aten._local_scalar_dense" in str(fusion.waits())
+        hook.remove()
+        assert fusion.waits() is None
+        fusion.close()
+
+
+def test_a_loop_over_experts_waits() -> None:
+    model = tiny("mixtral", DEVICE)
+    module, x = model.model.layers[0].mlp, torch.randn(1, 2, 64, device=DEVICE)
+    model.set_experts_implementation("eager")
+    assert waits(lambda: module(x)) is not None
+    model.set_experts_implementation("batched_mm")
+    assert waits(lambda: module(x)) is None
+    assert "aten.index" in str(waits(lambda: x[x > 0]))

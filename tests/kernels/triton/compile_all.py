@@ -18,6 +18,7 @@ from coattn.kernels.triton import (
     attend_scored,
     average,
     digest,
+    experts,
     fill_pool,
     flush,
     handover,
@@ -115,6 +116,17 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         (linear._few, {"BIAS": False, "RESIDUAL": True, "M": linear.MOST_TOKENS, "BN": bn, "BK": bk, "FOLLOW": False})
         for bn, bk in sorted({linear.tile_of(16, *shape)[:2] for shape in PRODUCTS})
     ),
+    (
+        experts._route,
+        {"TOP": 8, "TOP_PAD": 8, "E_PAD": 128, "KIND": 1, "BIAS": True, "NORM": True, "FOLLOW": True},
+    ),
+    (experts._gates_one, {"BN": 2, "BK": 2048, "FOLLOW": True}),
+    *((experts._down_one, {"TOP": top, "TOP_PAD": top, "BN": 4, "BK": 2048 // top, "FOLLOW": True}) for top in (2, 8)),
+    *(
+        (kernel, {"R_PAD": 512, "M": experts.TOGETHER, "BK": 128, "FOLLOW": True, **more})
+        for kernel, more in ((experts._gates_few, {"TOP": 8, "BN": 32}), (experts._down_few, {"BN": 64}))
+    ),
+    (experts._add_up, {"TOP": 8, "TOP_PAD": 8, "BN": 512, "FOLLOW": True}),
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
@@ -199,6 +211,12 @@ ODD: dict[Any, dict[str, str]] = {
     nearest._nearest_in_cells: {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"},
     nearest._turn_flushed: {"to_ptr": "*bf16"},
     attend_prompt._attend_prompt: {"out_ptr": "*bf16"},
+    experts._route: {"index_ptr": "*i64", "worth_ptr": "*bf16", "bias_ptr": "*fp32"},
+    experts._add_up: {"out_ptr": "*bf16", "part_ptr": "*fp32"},
+    **{
+        kernel: {"out_ptr": "*bf16", "index_ptr": "*i64", "worth_ptr": "*bf16", "part_ptr": "*fp32"}
+        for kernel in (experts._gates_one, experts._down_one, experts._gates_few, experts._down_few)
+    },
     **{kernel: {"out_ptr": "*bf16"} for kernel in (model._rms_norm, model._gated, linear._vector, linear._few)},
 }
 """Of kernels whose other arguments are told by their names: those that are not."""
@@ -212,6 +230,9 @@ TILES: dict[Any, Any] = {
     linear._vector: lambda c, _: {"warps": 8 if c["BK"] == 1024 and c["BN"] == 8 else 4, "stages": 1},
     token_pool._renew: lambda c, _: {"warps": 32 if c["PLACES_PAD"] > 8192 else 4, "stages": 3},
     sketch._lost: lambda c, _: {"warps": 8 if c["D"] > 64 else 4, "stages": 3},
+    **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
+    **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
+    experts._route: lambda *_: {"warps": 1},
     linear._few: lambda c, shared: few(c["BN"], c["BK"], shared),
 }
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coattn.kernels import experts
 from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
 from coattn.kernels.average import Average, update, weigh
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import attend as attend_kernel
 from coattn.kernels.triton import average as average_kernel
+from coattn.kernels.triton import experts as expert_kernels
 from coattn.kernels.triton import linear as linear_kernel
 from coattn.kernels.triton import merge as merge_kernel
 from coattn.kernels.triton import model as model_kernels
@@ -226,3 +228,36 @@ def test_prepare_heads(normed: bool, tokens: int, q_heads: int, kv_heads: int) -
         parts = tuple(model_kernels.rms_norm(p, w, 1e-5) for p, w in zip(parts, weights, strict=True))
     want = model_kernels.rotary(*(p.transpose(1, 2) for p in parts), cos, sin)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(("tokens", "top", "count"), [(1, 2, 8), (1, 5, 6), (3, 2, 4), (40, 3, 4)])
+def test_experts(tokens: int, top: int, count: int) -> None:
+    """One token; a few that share experts; more than one expert takes at once."""
+    hidden, inner, dtype = 48, 40, torch.float32
+    x, w = random(tokens, hidden, dtype=dtype), random(tokens, top, dtype=dtype, seed=1)
+    wide, down = (
+        random(count, 2 * inner, hidden, dtype=dtype, seed=2),
+        random(count, hidden, inner, dtype=dtype, seed=3),
+    )
+    index = random(tokens, count, dtype=dtype, seed=4).argsort(-1)[:, :top].contiguous()
+    got = expert_kernels.experts(x, index, w, wide, down)
+    torch.testing.assert_close(got, experts.experts(x, index, w, wide, down), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", experts.KINDS)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_route(kind: str, norm: bool, biased: bool) -> None:
+    logits, bias = random(4, 12, dtype=torch.float32), random(12, dtype=torch.float32, seed=1) if biased else None
+    routing = experts.Routing(kind, 5, norm, 1.5)
+    for got, want in zip(
+        *(m.route(logits, bias, routing, torch.float32) for m in (expert_kernels, experts)), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_token_without_numbers_has_experts_that_exist() -> None:
+    _, index = expert_kernels.route(
+        torch.full((1, 5), float("nan"), device=DEVICE), None, experts.Routing("softmax", 2, True), torch.float32
+    )
+    assert (index < 5).all()

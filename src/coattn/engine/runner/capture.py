@@ -128,7 +128,8 @@ class GraphRunner(Runner):
         timing = self.timing()
         if self._last_replay is None or timing is None:
             return super().trace()
-        return step_trace(self.runtime, self._last_replay[2], timing, self.weights)
+        step = self._last_replay[2]
+        return step_trace(self.runtime, step, timing, self.weights.of(step.seqs))
 
     def timing(self) -> Timing | None:
         """Copies a few numbers from the GPU."""
@@ -224,15 +225,20 @@ class GraphRunner(Runner):
 
 
 def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequence[int] | None = None) -> Runner:
-    """Captured steps where the method's parts allow them; layer by layer elsewhere, and says why on a GPU."""
+    """Captured steps where the method's parts and the model allow them; layer by layer elsewhere, and says why on a
+    GPU."""
     reason = runtime.uncaptured()
-    if reason is not None:
-        if session.device.type == "cuda":
-            log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
-        return Runner(session, runtime, slots)
-    runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
-    runner.around = runner.fusion.active
-    return runner
+    if reason is None:
+        runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
+        runner.around = runner.fusion.active
+        reason = runner.fusion.waits()
+        if reason is None:
+            return runner
+        runner.fusion.close()
+        runtime.probes.remove(runner.clock)
+    if session.device.type == "cuda":
+        log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
+    return Runner(session, runtime, slots)
 
 
 def capture_sizes(most: int) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from coattn.hf.experts import weights_read
 from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
-from coattn.hf.stored import weight_bytes
 from coattn.kernels.upload import upload
 from coattn.parts.handover.mailbox import Span
 from coattn.step.probe import Probe
@@ -48,9 +48,9 @@ class Runner:
     def __init__(self, session: Session, runtime: Runtime, slots: int) -> None:
         """slots: sequences of the caches, known as `0 .. slots - 1`."""
         self.session, self.runtime, self.slots = session, runtime, slots
-        self.weights = weight_bytes(session.model)
-        self._clock = Clock()
-        runtime.probes.append(self._clock)
+        self.weights = weights_read(session.model)
+        self.clock = Clock()
+        runtime.probes.append(self.clock)
         self.around: Callable[[], AbstractContextManager[object]] = nullcontext
         """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
         self._last: tuple[int, int, Step, list[Span]] | None = None
@@ -149,7 +149,7 @@ class Runner:
         if self._last is None:
             return None
         begin, end, step, spans = self._last
-        return step_trace(self.runtime, step, Timing(begin, end, tuple(spans), ()), self.weights)
+        return step_trace(self.runtime, step, Timing(begin, end, tuple(spans), ()), self.weights.of(step.seqs))
 
     def timing(self) -> Timing | None:
         """When the last `decode` ran, and what a GPU waited for; None where nobody measured it."""
@@ -170,7 +170,7 @@ class Runner:
         on_layer_boundary: Callable[[], None] | None = None,
     ) -> Tensor | None:
         device = self.session.device
-        self._clock.start()
+        self.clock.start()
         decodes = step.phase is Phase.DECODE and co_step is None
         running = self.runtime.begin(step, co_step, on_layer_boundary)
         try:
@@ -182,7 +182,7 @@ class Runner:
             self.runtime.abort(running)
             raise
         if decodes:
-            self._last = (self._clock.begun, time.monotonic_ns(), step, self._clock.spans)
+            self._last = (self.clock.begun, time.monotonic_ns(), step, self.clock.spans)
         return logits
 
 

@@ -16,15 +16,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from coattn.hf.experts import is_experts, is_router, top_of
 from coattn.hf.forward import Session
+from coattn.hf.fuse.experts import by_size, expert_form, router_forms, router_input, safe_form
 from coattn.hf.fuse.forms import eps_of, is_plain_linear, replaced, rotary_form, same
 from coattn.hf.fuse.layer import layer_form
 from coattn.hf.fuse.siblings import Siblings, find_siblings
 from coattn.hf.stored import first_of
+from coattn.hf.waits import waits
 from coattn.kernels.linear import linear
 from coattn.kernels.streams import current
 
 ROTARY = "apply_rotary_pos_emb"
+DRAWS = 3
+"""Random inputs of which a layer with experts must get one right."""
 
 
 class Fusion:
@@ -43,8 +48,8 @@ class Fusion:
             self._fuse_rotary(home)
         within: set[nn.Module] = set()
         for module in modules:
-            if module not in within and self._fuse(module):
-                within.update(module.modules())  # nobody calls the parts of a layer that is fused as a whole
+            if module not in within:
+                within |= self._fuse(module)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -64,8 +69,14 @@ class Fusion:
     def _all_siblings(self) -> list[Siblings]:
         return [each for siblings in self._siblings.values() for each in siblings]
 
-    def _fuse(self, module: Any) -> bool:
-        """Finds the form of a module. Whether it is that of a whole layer."""
+    def waits(self) -> str | None:
+        """Why a step of the model in its fused forms cannot be captured, or None."""
+        ids = torch.zeros(1, dtype=torch.int64, device=self.session.device)
+        with self.active(), self.session.through():
+            return waits(lambda: self.session.hidden(_Pretend(), None, ids, ids))
+
+    def _fuse(self, module: Any) -> set[nn.Module]:
+        """Finds the form of a module -> what nobody calls any more."""
         from coattn.kernels.triton.model import gated_silu, rms_norm
 
         hidden = int(self.model.config.hidden_size)
@@ -73,9 +84,14 @@ class Fusion:
         if whole is not None:
             # an attention that anybody can compute: the cache has nothing to attend to yet
             with self.session.calling(_Pretend(), None):
-                return self._use("layers", module, whole, hidden)
+                return whole.inside if self._use("layers", module, whole, hidden) else set()
         if eps is not None:
             self._use("norms", module, lambda x: rms_norm(x, module.weight, eps), len(module.weight))
+        elif is_experts(module):
+            self._fuse_experts(module)
+        elif is_router(module):
+            given = router_input(module, self._random(module.weight.device, 3, module.weight.shape[1]))
+            any(self._fits("routers", module, form, [given]) for form in router_forms(module))
         elif is_plain_linear(module) and module not in self._members:
             self._use("linears", module, lambda x: linear(x, module.weight, module.bias), module.in_features)
         elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
@@ -84,21 +100,42 @@ class Fusion:
                 return cast("Tensor", module.down_proj(gated_silu(module.gate_proj(x), module.up_proj(x))))
 
             self._use("gates", module, gate, hidden)
-        return False
+        return set()
+
+    def _fuse_experts(self, module: Any) -> None:
+        """The form for experts: checked with one token and with several. Others are at least made safe to capture."""
+        form, device = expert_form(module), module.down_proj.device
+        count, top = len(module.down_proj), top_of(self.model) or 1
+        given = []
+        for tokens in (1, 3):
+            index = torch.rand(tokens, count, device=device).argsort(-1)[:, :top]
+            x = self._random(device, tokens, int(self.model.config.hidden_size))
+            given.append([x, index, self._random(device, tokens, top)])
+        if form is None or not self._fits("experts", module, form, given):
+            self._forms.append((module, "forward", safe_form(module)))
 
     def _use(self, kind: str, module: nn.Module, form: Callable[..., Any], width: int) -> bool:
         """Checks a form where the module lies."""
         own, options = first_of(module), {}
         device = self.session.device if own is None else own.device
-        with current(device):
-            x = self._random(device, 1, 3, width)
-            if kind == "layers":
-                options = {"position_embeddings": self._angles(device), "attention_mask": None, "position_ids": None}
-            fits = same(partial(module, x, **options), partial(form, x, **options))
-        if fits:
-            self._forms.append((module, "forward", form))
-            self.summary[kind] = self.summary.get(kind, 0) + 1
-        return fits
+        if kind == "layers":
+            options = {"position_embeddings": self._angles(device), "attention_mask": None, "position_ids": None}
+        # where one of two experts that are as likely comes in, another rounding takes the other
+        draws = DRAWS if any(map(is_experts, module.modules())) else 1
+        return any(
+            self._fits(kind, module, form, [[self._random(device, 1, 3, width)]], **options) for _ in range(draws)
+        )
+
+    def _fits(self, kind: str, module: nn.Module, form: Callable[..., Any], given: list[Any], **options: Any) -> bool:
+        """Checks a form with every one of these arguments, and keeps it if it gives what the module does."""
+        compared = by_size if kind == "routers" else None
+        for args in given:
+            with current(args[0].device):
+                if not same(partial(module, *args, **options), partial(form, *args, **options), compared):
+                    return False
+        self._forms.append((module, "forward", form))
+        self.summary[kind] = self.summary.get(kind, 0) + 1
+        return True
 
     def _fuse_rotary(self, home: Any) -> None:
         """home: a Python module of Transformers."""
@@ -113,8 +150,9 @@ class Fusion:
             self.summary["rotary"] += 1
 
     def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of random angles."""
-        angle = self._random(device, 1, 3, self.shape.head_dim // 2).repeat(1, 1, 2)
+        """Cosine and sine of random angles, of as many channels as the model turns."""
+        turned = getattr(getattr(self.session.decoder, "rotary_emb", None), "inv_freq", None)
+        angle = self._random(device, 1, 3, self.shape.head_dim // 2 if turned is None else len(turned)).repeat(1, 1, 2)
         return angle.cos(), angle.sin()
 
     def _random(self, device: torch.device, *shape: int) -> Tensor:

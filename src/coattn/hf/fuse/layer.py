@@ -1,12 +1,13 @@
-"""A whole decoder layer of the common kind: norm, attention, norm, gated MLP, each added to the residual."""
+"""A whole decoder layer of the common kind: norm, attention, norm, gated MLP or another, each added to the residual."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from coattn.hf.attention import attention_forward
+from coattn.hf.experts import is_experts
 from coattn.hf.fuse.forms import eps_of, is_plain_linear
 from coattn.hf.fuse.siblings import Siblings
 from coattn.kernels.linear import linear
@@ -15,10 +16,13 @@ CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
 
 class LayerForm:
-    """What such a layer computes in eight kernels and the attention."""
+    """What such a layer computes in eight kernels and the attention. gate_up: None where the MLP is another, whose own
+    forms are called."""
 
-    def __init__(self, layer: Any, qkv: Siblings, gate_up: Siblings) -> None:
+    def __init__(self, layer: Any, qkv: Siblings, gate_up: Siblings | None = None) -> None:
         self.attn, self.mlp, self.qkv, self.gate_up = layer.self_attn, layer.mlp, qkv, gate_up
+        self.inside = set(layer.modules()) - (set() if gate_up else set(layer.mlp.modules()))
+        """Modules that nobody calls where the form stands for the layer."""
         self.norms = [(n.weight, eps_of(n) or 0.0) for n in (layer.input_layernorm, layer.post_attention_layernorm)]
         inner = [getattr(self.attn, name, None) for name in ("q_norm", "k_norm")]
         self.head_norms = None if inner[0] is None or inner[1] is None else (inner[0].weight, inner[1].weight)
@@ -37,7 +41,10 @@ class LayerForm:
         v = projected[..., -self.qkv.sizes[2] :].view(*x.shape[:2], self.heads[2], self.head_dim).transpose(1, 2)
         attended, _ = attention_forward(self.attn, q, k, v, None, scaling=self.attn.scaling)
         x = linear(attended.flatten(-2), self.attn.o_proj.weight, self.attn.o_proj.bias, x)
-        wide = linear(rms_norm(x, *self.norms[1]), self.gate_up.weight, self.gate_up.bias)
+        normed = rms_norm(x, *self.norms[1])
+        if self.gate_up is None:
+            return cast("Tensor", x + self.mlp(normed))
+        wide = linear(normed, self.gate_up.weight, self.gate_up.bias)
         half = self.gate_up.sizes[0]
         inner = gated_silu(wide[..., :half], wide[..., half:])
         return linear(inner, self.mlp.down_proj.weight, self.mlp.down_proj.bias, x)
@@ -59,10 +66,15 @@ def layer_form(layer: nn.Module, siblings: dict[nn.Module, list[Siblings]]) -> L
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
     fused = [*siblings.get(attn, ()), *siblings.get(mlp, ())]
-    others = [getattr(attn, "o_proj", None), getattr(mlp, "down_proj", None)]
+    mixed = any(map(is_experts, mlp.children()))
+    others = [getattr(attn, "o_proj", None), *([] if mixed else [getattr(mlp, "down_proj", None)])]
     norms = [eps_of(n) for n in (layer.input_layernorm, layer.post_attention_layernorm) if isinstance(n, nn.Module)]
     d = getattr(attn, "head_dim", None)
-    if [len(each.members) for each in fused] != [3, 2] or not all(map(is_plain_linear, others)) or None in norms:
+    if (
+        [len(each.members) for each in fused] != [3, 2][: 2 - mixed]
+        or not all(map(is_plain_linear, others))
+        or None in norms
+    ):
         return None
     if not isinstance(d, int) or d & (d - 1) or not hasattr(attn, "scaling"):
         return None

@@ -110,12 +110,22 @@ def fitted(tile: Tile, shared: int) -> Tile:
     return bn, bk, warps, min(stages, shared // ((bn + MOST_TOKENS) * bk * 2) + 1)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile | None = None) -> Tensor:
-    """x `[.., tokens, k]` times weight `[n, k]`, plus residual `[.., tokens, n]`; tokens together at most 16."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    tile: Tile | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x `[.., tokens, k]` times weight `[n, k]`, plus residual `[.., tokens, n]`; tokens together at most 16.
+
+    dtype: of the result, where it is not that of x.
+    """
     n, k = weight.shape
     flat = x.reshape(-1, k)
     tokens = flat.shape[0]
-    out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
+    out = torch.empty(*x.shape[:-1], n, dtype=dtype or x.dtype, device=x.device)
     b, r = weight if bias is None else bias, weight if residual is None else residual
     made = tile or tile_of(tokens, n, k)
     bn, bk, warps, stages = fitted(made, shared_memory(x.device)) if x.is_cuda else made
