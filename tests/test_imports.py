@@ -33,7 +33,7 @@ for command in (["plan"], ["generate", "Hello", "--model"], ["chat", "--model"],
             main([*command, "refused"])
         except SystemExit as end:
             assert end.code == 2
-    assert "Models of family 'mamba' have layers with a state" in said.getvalue()
+    assert "Models of family 'mamba' have states and no attention" in said.getvalue()
 try:
     coattn.LLM("refused")
 except coattn.errors.UnsupportedError as error:

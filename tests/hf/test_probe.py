@@ -74,10 +74,10 @@ def test_sinks_are_seen_in_a_family_that_nobody_named() -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     {
-        **dict.fromkeys(("qwen3_next", "nemotron_h", "bamba", "mamba2", "granitemoehybrid", "lfm2_moe"), "a state"),
         **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "longcat_flash"), "MLA"),
         **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"), "an indexer"),
         **dict.fromkeys(("gpt_oss", "mimo_v2_flash", "granite_swa"), "attention sinks"),
+        **dict.fromkeys(("mamba2", "falcon_mamba"), "no attention"),
         "bart": "an encoder with",
         "gemma3n_text": "share keys",
         "llama4_text": "'chunked_attention'",

@@ -42,7 +42,28 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Of every config, those keys that it has."""
-MORE: dict[str, dict[str, Any]] = {}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
+}
+MORE: dict[str, dict[str, Any]] = {
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention", "mlp", "attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+        "chunk_size": 16,
+    },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"], **MAMBA},
+    "bamba": {"attn_layer_indices": [1, 3], **MAMBA},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "falcon_h1": {"mamba_d_ssm": 128, **MAMBA},
+    **{family: {"layer_types": ["conv", "full_attention"] * 2} for family in ("lfm2", "lfm2_moe")},
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), LINEAR),
+}
 """Of a family, what else its config takes, or takes otherwise."""
 
 

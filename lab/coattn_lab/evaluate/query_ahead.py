@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.architectures import attention_modules, describe_layers, layers_of
+from coattn.hf.architectures import attention_layers, attention_modules, describe_layers
 from coattn.hf.query import norms_of, query_of
 from coattn_lab.evaluate.look import Shown
 
@@ -31,7 +31,7 @@ class QueryAhead:
     def __init__(self, model: PreTrainedModel) -> None:
         self.modules = attention_modules(model)
         self.shapes = describe_layers(model)
-        self.layers = layers_of(model)
+        self.layers = attention_layers(model)
         self.norms = norms_of(model)
         self.shown: Shown | None = None
         self._inputs: dict[int, Tensor] = {}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coattn.hf.architectures import attention_modules, describe_layers, layers_of
+from coattn.errors import UnsupportedError
+from coattn.hf.architectures import attention_layers, attention_modules, describe_layers
 from coattn.hf.attention import ModelUser, pack
 from coattn.hf.families import positions
-from coattn.hf.probe import look_at, routed_to
+from coattn.hf.probe import look_at, mixers_of, routed_to
 from coattn.hf.query import norms_of, not_known, query_of, rope_of
 
 
@@ -25,9 +26,15 @@ class Ahead:
 
     def __init__(self, model: PreTrainedModel, tried: Sequence[int] | None = None) -> None:
         """tried: the layers to compare with `query_of`, if not all; only these can be predicted then."""
+        if mixers_of(model):
+            raise UnsupportedError(
+                f"Models of family {model.config.model_type!r} have layers with a state between those that attend, and "
+                "this method predicts queries one layer ahead.",
+                "Choose a method that does not, such as cpu or auto.",
+            )
         self.model, self.shapes = model, describe_layers(model)
         self.modules = attention_modules(model)
-        self.layers = layers_of(model)
+        self.layers = attention_layers(model)
         self.norms = norms_of(model)
         self.scales = [seen.scale for seen in look_at(model)]
         self.turns = self._check(range(len(self.shapes)) if tried is None else tried)

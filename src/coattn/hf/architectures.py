@@ -7,7 +7,7 @@ from transformers import PreTrainedModel as PreTrainedModel
 
 from coattn.errors import UnsupportedError
 from coattn.hf.families import note_family, refuse_family
-from coattn.hf.probe import look_at
+from coattn.hf.probe import look_at, mixers_of
 from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.kernels.card import check_card
 from coattn.types import LayerShape, Rope
@@ -61,17 +61,25 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [decoder.get_submodule(each.name) for each in look_at(model)]
 
 
-def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The decoder's layers, in order: those that the attention modules belong to."""
+def attention_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder's layers that the attention modules belong to, in order."""
     decoder = model.get_decoder()
     return [decoder.get_submodule(each.layer) for each in look_at(model)]
+
+
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder's layers, in order, with those that have no attention."""
+    if not mixers_of(model):
+        return attention_layers(model)
+    listed = look_at(model)[0].layer.rpartition(".")[0]
+    return list(model.get_decoder().get_submodule(listed).children())
 
 
 def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
     """Shape, window, soft-cap, dtype and device of each layer's attention."""
     embeddings, dtype = model.get_input_embeddings(), activation_dtype(model)
     shapes = []
-    for i, (seen, module) in enumerate(zip(look_at(model), attention_modules(model), strict=True)):
+    for seen, module in zip(look_at(model), attention_modules(model), strict=True):
         weight = first_of(module)
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if device is None:
@@ -87,7 +95,7 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
                 seen.sliding_window,
                 seen.softcap,
                 None if weight is None else _mark(weight),
-                _rope(model, i),
+                _rope(model, seen.index),
             )
         )
     return shapes

@@ -17,8 +17,10 @@ from coattn.hf.architectures import activation_dtype
 from coattn.hf.attention import Call, ModelUser
 from coattn.hf.conversation import CoattnCache, Conversation, check_mask, refusal
 from coattn.hf.cpu_dtypes import warn_if_slow
+from coattn.hf.probe import mixers_of
 from coattn.method.row import Composed, Method, compose
 from coattn.method.table import find_method
+from coattn.part import MOST
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.units import parse_bytes
@@ -65,7 +67,7 @@ class Attachment(ModelUser):
         """An empty cache. tokens: the longest a sequence will get, where that is known; it is checked and reserved."""
         conversation = Conversation(self._new_runtime, tokens)
         self.conversations.add(conversation)
-        return CoattnCache(len(self.layers), conversation)
+        return CoattnCache(self.model, conversation)
 
     def report(self) -> dict[str, Any]:
         """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""
@@ -169,7 +171,8 @@ def attach(
     with ExitStack() as undo:
         undo.callback(attachment.close)
         undo.enter_context(attachment.routed())
-        if any(map(attachment.composed.build().schedule.predicts, range(len(attachment.layers)))):
+        ahead = (MOST,) if mixers_of(model) else range(len(attachment.layers))
+        if any(map(attachment.composed.build().schedule.predicts, ahead)):
             undo.enter_context(Ahead(model).hooked(attachment))
         undo.callback(decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True).remove)
         undo.callback(decoder.register_forward_hook(attachment.after_forward).remove)

@@ -59,6 +59,8 @@ class ModelUser:
         self.model = model
         self.layers: list[LayerShape] = describe_layers(model)
         self.modules = attention_modules(model)
+        self.numbers = {module: number for number, module in enumerate(self.modules)}
+        """Of those layers that attend."""
 
     @property
     def call(self) -> Call:
@@ -143,7 +145,7 @@ def attention_forward(
             'Call model.set_attn_implementation("sdpa") first.',
         )
     key = user.keys_of(key)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = user.numbers[module]
     shape = user.layers[layer]
     if dropout:
         raise UnsupportedError("Attention dropout is not supported.", "Call model.eval() first.")

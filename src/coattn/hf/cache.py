@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -18,7 +18,8 @@ from coattn.errors import UnsupportedError
 from coattn.hf.architectures import check_family, check_inference
 from coattn.hf.attach import compose_over, report
 from coattn.hf.attention import CACHED, Call, ModelUser, user_of
-from coattn.hf.conversation import CoattnCache, Conversation, check_mask
+from coattn.hf.conversation import CoattnCache, Conversation, check_mask, half_done
+from coattn.hf.probe import look_at
 from coattn.method.row import Composed, Method
 from coattn.part import MOST
 from coattn.step.runtime import Runtime
@@ -66,6 +67,8 @@ class CachedModel(ModelUser):
         """Of caches that are not closed."""
         self.conversation: Conversation | None = None
         """What the layer that is attending continues."""
+        self.last = look_at(model)[-1].index
+        """Of the layers that attend, the last one's number in the model."""
         self._next = 0
         """The layer that attends next in the running forward call."""
         self._undo = ExitStack()
@@ -161,7 +164,7 @@ class Cache(CoattnCache, AbstractContextManager["Cache"]):
                 f"Use `with coattn.attach(model, {name!r})`.",
             )
         conversation = Conversation(partial(Runtime, user.layers, self.composed, self.ledger), max_length)
-        super().__init__(len(user.layers), conversation)
+        super().__init__(model, conversation)
         self._model = user
         user.add(conversation)
         self._close = weakref.finalize(self, user.remove, conversation)
@@ -173,6 +176,24 @@ class Cache(CoattnCache, AbstractContextManager["Cache"]):
         self.conversation.check_open()
         self._model.check_routed()
         return NewKeys(self.conversation, key_states), value_states
+
+    def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
+        self._enter_state(layer_idx)
+        return cast("Tensor | None", super().get_conv_state(layer_idx, *args, **kwargs))
+
+    def has_previous_state(self, layer_idx: int | None = None, *args: Any, **kwargs: Any) -> bool:
+        if layer_idx is not None and not hasattr(CoattnCache, "get_conv_state"):  # before 5.20, mixers ask this alone
+            self._enter_state(layer_idx)
+        return bool(super().has_previous_state(layer_idx, *args, **kwargs))
+
+    def _enter_state(self, index: int) -> None:
+        """A layer is about to change its state. Every call must come to every layer, since a state cannot go back; the
+        last layers run after the step's commit."""
+        conversation, layer = self.conversation, self.layers[index]
+        after = index > self._model.last
+        if layer.calls != conversation.commits - after:
+            raise half_done()
+        layer.calls += 1
 
     def report(self) -> dict[str, Any]:
         """The method, its parameters, whether it is exact; KV bytes per tier, now and at most."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
 from coattn.errors import BudgetError, CoattnError, InputError, UnsupportedError
+from coattn.hf.probe import look_at, mixers_of
 from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
 from coattn.types import Step
@@ -33,6 +35,9 @@ class Conversation:
         self.running: RunningStep | None = None
         """From `begin` to `commit`; after a step that failed half way, until the next call takes it back."""
         self.closed = False
+        self.states: list[StateLayer] = []
+        """Of layers with a state instead of a KV cache."""
+        self.commits = 0
 
     @property
     def columns(self) -> int:
@@ -55,6 +60,11 @@ class Conversation:
         self._check_batch(batch)
         past, new = self._split(batch, columns, mask)
         self._forget(past)
+        if self.states and bool((torch.cat([past, new] if self.columns else [new], 1).int().diff(dim=1) < 0).any()):
+            raise UnsupportedError(
+                "attention_mask hides a column after a token, which a state would count as a token.",
+                "Pad on the left, at the start of the text alone.",
+            )
         if self.runtime is None:
             self.runtime = self._open(batch)
             self.real = torch.zeros(batch, 0, dtype=torch.bool)
@@ -71,6 +81,7 @@ class Conversation:
         self.runtime.commit(self.running)
         self.real = torch.cat([self.real, self._new], 1)
         self.running = None
+        self.commits += 1
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -83,6 +94,9 @@ class Conversation:
 
     def reset(self) -> None:
         """Forgets everything and gives the memory back."""
+        for layer in self.states:
+            layer.clear()
+        self.commits = 0
         if self.runtime is not None:
             self.runtime.release()
             self.runtime = None
@@ -113,12 +127,11 @@ class Conversation:
         """Takes back a step that an exception ended, so that only whole steps are stored."""
         if self.runtime is not None and self.running is not None:
             self.runtime.abort(self.running)
+            if self.states:
+                self.runtime.torn.update(range(len(self.real)))
             self.running = None
         if self.runtime is not None and self.runtime.torn:
-            raise InputError(
-                "A step over this cache failed half way and overwrote older tokens, so its contents cannot be trusted.",
-                "Start again without past_key_values, or call reset() on the cache.",
-            )
+            raise half_done()
 
     def _check_batch(self, batch: int) -> None:
         if self.runtime is not None and batch != len(self.real):
@@ -161,6 +174,11 @@ class Conversation:
                 )
             if keep < length:
                 back.append((slot, length, keep))
+        if self.states and back:
+            raise UnsupportedError(
+                "Tokens cannot be taken back from a model whose layers have a state: it is that after the last token.",
+                "Start again without past_key_values, or keep one cache for each text.",
+            )
         if not all(self.runtime.goes_back(slot, keep) for slot, _, keep in back):
             raise UnsupportedError(
                 "Tokens cannot be taken back from a window whose older tokens were overwritten by them.",
@@ -169,6 +187,14 @@ class Conversation:
         for slot, length, keep in back:
             self.runtime.truncate(slot, length, keep)
         self.real = past.clone()
+
+
+def half_done() -> InputError:
+    """The error after a step that cannot be taken back."""
+    return InputError(
+        "A step over this cache failed half way and overwrote older tokens, so its contents cannot be trusted.",
+        "Start again without past_key_values, or call reset() on the cache.",
+    )
 
 
 def check_mask(mask: object) -> None:
@@ -235,16 +261,40 @@ class CoattnLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         self.conversation.reset()
 
-    reorder_cache = _refusing("Beam search", "it copies whole sequences between steps, which would move every block")
-    batch_repeat_interleave = _refusing("Repeating a cache", "it would copy whole sequences")
-    batch_select_indices = _refusing("Selecting from a cache", "it would copy whole sequences")
+
+class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
+    """A layer with a state instead of a KV cache, as Transformers keeps it. A state is that after the last column: it
+    cannot lose tokens."""
+
+    def __init__(self, number_of_states: int) -> None:
+        super().__init__(number_of_states=number_of_states)
+        self.calls = 0
+        """Forward calls that have come to this layer, where somebody counts them."""
+
+    def clear(self) -> None:
+        """Forgets the states and gives their memory back."""
+        StateLayer.__init__(self, self.number_of_states)
+
+
+class CoattnStateLayer(StateLayer, CoattnLayer):
+    """A layer that has both: attention beside Mamba."""
+
+    is_compileable = False
+
+    def __init__(self, conversation: Conversation, number_of_states: int) -> None:
+        CoattnLayer.__init__(self, conversation)
+        StateLayer.__init__(self, number_of_states)
+
+    def reset(self) -> None:
+        StateLayer.reset(self)
+        CoattnLayer.reset(self)
 
 
 class CoattnCache(Cache):  # type: ignore[misc]
     """One conversation, or a batch of them, under one method. Its memory goes back when nobody holds it any more."""
 
-    def __init__(self, layers: int, conversation: Conversation) -> None:
-        super().__init__(layers=[CoattnLayer(conversation) for _ in range(layers)])
+    def __init__(self, model: PreTrainedModel, conversation: Conversation) -> None:
+        super().__init__(layers=_layers(model, conversation))
         self.conversation = conversation
         weakref.finalize(self, conversation.close)
 
@@ -257,6 +307,25 @@ class CoattnCache(Cache):  # type: ignore[misc]
             )
         self.conversation.crop(-tokens_to_remove)
 
+    reorder_cache = _refusing("Beam search", "it copies whole sequences between steps, which would move every block")
+    batch_repeat_interleave = _refusing("Repeating a cache", "it would copy whole sequences")
+    batch_select_indices = _refusing("Selecting from a cache", "it would copy whole sequences")
     __reduce_ex__ = _refusing(
         "Copying a cache", "the copy would share its blocks", "Crop it back to the text that several prompts share."
     )
+
+
+def _layers(model: PreTrainedModel, conversation: Conversation) -> list[Any]:
+    """Of a cache: coattn's where a layer attends, and Transformers' own where it has a state or nothing."""
+    attends, mixes = {each.index for each in look_at(model)}, {each.index for each in mixers_of(model)}
+    if not mixes:
+        return [CoattnLayer(conversation) for _ in attends]
+    layers: list[Any] = DynamicCache(config=model.get_decoder().config).layers
+    for i in attends | mixes:
+        states = getattr(layers[i], "number_of_states", 0)
+        if i not in mixes:
+            layers[i] = CoattnLayer(conversation)
+        else:
+            layers[i] = CoattnStateLayer(conversation, states) if i in attends else StateLayer(states)
+            conversation.states.append(layers[i])
+    return layers

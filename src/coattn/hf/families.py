@@ -16,12 +16,11 @@ FAMILIES: dict[str, str] = json.loads(Path(__file__).with_name("families.json").
 """`model_type` -> the family's name, of those that are tested: tiny random models give Transformers' own tokens. Others
 run as far as a call of their decoder shows what coattn can attend to, and one line says that they are not tested."""
 
-KINDS = ("full_attention", "sliding_attention", "attention")
+STATES = ("linear_attention", "mamba", "mamba2", "conv", "hybrid")
+"""Of layers, those with a state instead of a KV cache, or beside it."""
+KINDS = ("full_attention", "sliding_attention", "attention", *STATES, "moe", "mlp")
 """Of layers, those that coattn runs."""
-STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "moe")
-"""Of layers, those with a state instead of a KV cache, and what is found beside them."""
-OF_STATES = ("mamba_", "ssm_", "state_size", "linear_num_", "linear_attn_", "conv_L_", "conv_kernel", "conv1d_")
-"""How the keys of configs with such layers begin, where layer_types does not name them."""
+STATES_ALONE = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 SINKS = ("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "flint")
 REASONS = (
     (("index_n_heads", "indexer_n_heads", "index_topk"), "choose tokens by an indexer of their own"),
@@ -121,13 +120,11 @@ def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:
     does = next((does for keys, does in REASONS if any(config.get(key) for key in keys)), None)
     if kind in SINKS:
         does = "have attention sinks"
-    layers = list(config.get("layer_types") or ())
-    of_states = not layers and any(value and key.startswith(OF_STATES) for key, value in config.items())
-    if of_states or any(layer in STATES for layer in layers):
-        does = "have layers with a state instead of a KV cache"
+    if kind in STATES_ALONE:
+        does = "have states and no attention"
     if does is not None:
         return UnsupportedError(f"Models of family {kind!r} {does}, which coattn does not run yet.", hint)
-    for layer, attention in enumerate(layers):
+    for layer, attention in enumerate(config.get("layer_types") or ()):
         if attention not in KINDS:
             return UnsupportedError(
                 f"Layer {layer} has attention of type {attention!r}, which is not supported.",

@@ -17,6 +17,7 @@ from coattn.hf.attention import Attends, Call, ModelUser
 from coattn.hf.experts import grouped
 from coattn.hf.logits import head
 from coattn.hf.pipeline import PipelineStages
+from coattn.hf.probe import mixers_of
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
 
@@ -37,6 +38,12 @@ class Session(ModelUser, AbstractContextManager["Session"]):
     def __init__(self, model: PreTrainedModel, pipeline: PipelineStages | None = None) -> None:
         """pipeline: of a model whose layers are divided between devices."""
         super().__init__(model)
+        if mixers_of(model):
+            raise UnsupportedError(
+                f"Models of family {model.config.model_type!r} have layers with a state instead of a KV cache, which "
+                "the engine does not run yet.",
+                "Use coattn.attach or coattn.Cache, which do.",
+            )
         self.pipeline = pipeline
         if pipeline is not None:
             pairs = zip(self.layers, pipeline.division.stages, strict=True)

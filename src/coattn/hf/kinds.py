@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
-from coattn.hf.architectures import attention_modules, layers_of
+from coattn.hf.architectures import attention_layers, attention_modules
 from coattn.hf.fuse.layer import layer_form
 from coattn.hf.fuse.siblings import find_siblings
 from coattn.hf.gguf.header import read_header
@@ -56,7 +56,7 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     siblings = {module: found for module in model.modules() if (found := find_siblings(module))}
     layers = [
         (x.sliding_window, x.q_heads, x.kv_heads, x.head_dim, plain and layer_form(layer, siblings) is not None)
-        for x, layer in zip(look_at(model), layers_of(model), strict=True)
+        for x, layer in zip(look_at(model), attention_layers(model), strict=True)
     ]
     kinds = Counter(layers)
     kernel, rows = import_module(f"coattn.kernels.{'triton' if on_gpu else 'native'}.attend"), []

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -20,6 +20,9 @@ from coattn.errors import CoattnError, UnsupportedError, one_line
 from coattn.hf.refusals import quiet
 
 NAME, TOKENS = "coattn_probe", 2
+OF_STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+"""As Transformers calls layers with a state in place of, or beside, a KV cache."""
+WITHOUT_CACHE = {"moe", "mlp"}
 PASSED = {"position_ids", "use_cache", "output_attentions", "is_causal", "sliding_window", "softcap"}
 """Options of attention functions that are followed or change nothing."""
 HINT = "Choose a model of another family; docs/families.md lists those that were tested."
@@ -32,6 +35,8 @@ class Attention:
 
     name: str
     """Of its module in the decoder."""
+    index: int
+    """The layer's number in the model, of which other layers may have no attention."""
     q_heads: int
     kv_heads: int
     head_dim: int
@@ -47,16 +52,46 @@ class Attention:
         return _layer_of(self.name)
 
 
+@dataclass(frozen=True)
+class Mixer:
+    """A module with a state instead of a KV cache: linear attention, Mamba, or a short convolution."""
+
+    name: str
+    """Of the module in the decoder."""
+    index: int
+    """The layer's number in the model."""
+    states: tuple[tuple[str, int, tuple[int, ...], torch.dtype | None], ...]
+    """`conv` or `recurrent`, its number, its shape without the batch, its dtype; None: that of activations."""
+
+
+class Seen(NamedTuple):
+    """What a call of a decoder shows."""
+
+    attentions: tuple[Attention, ...]
+    mixers: tuple[Mixer, ...]
+
+
 def _layer_of(name: str) -> str:
     names = name.split(".")
     return ".".join(names[: 1 + next((i for i, name in enumerate(names) if name.isdigit()), len(names))])
 
 
 def look_at(model: PreTrainedModel) -> tuple[Attention, ...]:
-    """The attention of each layer of a model, on whatever device its weights are. Takes up to a second, once a config.
+    """The attention of each layer that has one, on whatever device the weights are. Takes up to a second, once a
+    config.
 
     Raises UnsupportedError for attention that coattn cannot compute.
     """
+    return see(model).attentions
+
+
+def mixers_of(model: PreTrainedModel) -> tuple[Mixer, ...]:
+    """The modules with a state, in the order in which they run; like `look_at`."""
+    return see(model).mixers
+
+
+def see(model: PreTrainedModel) -> Seen:
+    """`look_at` and `mixers_of` at once."""
     decoder: Any = model.get_decoder()
     text = json.dumps({**decoder.config.to_dict(), "name_or_path": None}, sort_keys=True, default=str)
     key = type(decoder), text
@@ -65,10 +100,39 @@ def look_at(model: PreTrainedModel) -> tuple[Attention, ...]:
     return _seen[key]
 
 
-_seen: dict[tuple[type, str], tuple[Attention, ...]] = {}
+_seen: dict[tuple[type, str], Seen] = {}
 
 
-def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...]:
+class _Watched(DynamicCache):  # type: ignore[misc]
+    """Notes which module changes a layer's state."""
+
+    def __init__(self, config: Any, running: list[nn.Module]) -> None:
+        super().__init__(config=config)
+        self.running, self.found = running, dict[nn.Module, int]()
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, *args: Any, **options: Any) -> Any:
+        self.found[self.running[-1]] = layer_idx
+        return super().update_conv_state(conv_states, layer_idx, *args, **options)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *args: Any, **options: Any) -> Any:
+        self.found[self.running[-1]] = layer_idx
+        return super().update_recurrent_state(recurrent_states, layer_idx, *args, **options)
+
+    def mixers(self, names: dict[nn.Module, str]) -> tuple[Mixer, ...]:
+        made = []
+        for module, index in self.found.items():
+            held = [("conv", self.layers[index].conv_states), ("recurrent", self.layers[index].recurrent_states)]
+            states = tuple(
+                (kind, number, tuple(x.shape[1:]), None if x.dtype is torch.bfloat16 else x.dtype)
+                for kind, found in held
+                for number, x in found.items()
+                if x is not None
+            )
+            made.append(Mixer(names[module], index, states))
+        return tuple(made)
+
+
+def _look(kind: Callable[[Any], nn.Module], config: Any) -> Seen:
     family = str(config.model_type)
     config._attn_implementation_internal, config._experts_implementation = "eager", "batched_mm"
     seen: list[Attention] = []
@@ -78,14 +142,18 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...
     masks: list[Tensor] = []
     inputs: dict[nn.Module, Any] = {}
     outputs: dict[nn.Module, Any] = {}
+    running: list[nn.Module] = []
+    kinds = getattr(config, "layer_types", None) or ()
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        running.append(module)
         inputs[module] = args[0] if args else kwargs.get("hidden_states")
 
     def leave(module: nn.Module, _: Any, output: Any) -> None:
+        running.pop()
         outputs[module] = output
 
-    def mask(q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **_: Any) -> Tensor:
+    def make_mask(q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **_: Any) -> Tensor:
         masks.append(torch.empty(1, 1, q_length, kv_length, device="meta"))
         windows[id(masks[-1])] = mask_function, local_size
         return masks[-1]
@@ -93,7 +161,7 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: Any = None, **options: Any
     ) -> tuple[Tensor, None]:
-        layer, (_, q_heads, _, head_dim) = len(seen), query.shape
+        layer, (_, q_heads, _, head_dim) = getattr(module, "layer_idx", None), query.shape
         said = f"Layer {layer} of family {family!r}"
         options.pop("dropout", None)
         if options.get("s_aux") is not None:
@@ -101,7 +169,7 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...
         unknown = sorted(name for name, value in options.items() if value is not None and name not in PASSED)
         if unknown:
             raise UnsupportedError(f"{said} attends with {unknown[0]}, which coattn does not know.", HINT)
-        if getattr(module, "layer_idx", None) != layer or module not in names:
+        if not isinstance(layer, int) or module not in names or (seen and seen[-1].index >= layer):
             raise UnsupportedError(f"{said} attends twice, or another one in its turn.", HINT)
         if value.shape != key.shape or key.shape[-1] != head_dim or q_heads % key.shape[1]:
             shapes = ", ".join(str(list(x.shape[1:])) for x in (query, key, value))
@@ -117,11 +185,12 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...
         before = [name for name, child in whole.named_children() if outputs.get(child) is given]
         norms = [name for name in before if inputs[modules[f"{_layer_of(names[module])}.{name}"]] is inputs[whole]]
         norm = norms[0] if norms else "" if given is inputs[whole] else None
-        seen.append(Attention(names[module], q_heads, key.shape[1], head_dim, scale, window, cap and float(cap), norm))
+        cap = cap and float(cap)
+        seen.append(Attention(names[module], layer, q_heads, key.shape[1], head_dim, scale, window, cap, norm))
         return query.transpose(1, 2), None
 
     try:
-        with quiet(), torch.device("meta"), torch.no_grad(), registered(attend, mask):
+        with quiet(), torch.device("meta"), torch.no_grad(), registered(attend, make_mask):
             decoder: Any = kind(config).eval()
             modules |= dict(decoder.named_modules())
             names |= {module: name for name, module in modules.items()}
@@ -129,20 +198,28 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> tuple[Attention, ...
                 module.register_forward_pre_hook(enter, with_kwargs=True)
                 module.register_forward_hook(leave)
                 getattr(module, "config", config)._attn_implementation_internal = NAME
-            ids = torch.zeros(1, TOKENS, dtype=torch.long)
-            decoder(input_ids=ids, attention_mask=ids + 1, position_ids=ids, use_cache=False)
+            cache = _Watched(config, running) if OF_STATES.intersection(kinds) else None
+            if cache is not None:
+                decoder.to(torch.bfloat16)  # a state in another dtype has that of its own
+            ids, past = torch.zeros(1, TOKENS, dtype=torch.long), {} if cache is None else {"past_key_values": cache}
+            mask = ids + 1 if cache is None else torch.ones(1, TOKENS, dtype=torch.long, device="cpu")  # looked at
+            decoder(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=cache is not None, **past)
+            mixers = () if cache is None else cache.mixers(names)
     except CoattnError:
         raise
     except Exception as error:
         said = f"Models of family {family!r} do not show their attention in a call without weights: {one_line(error)}."
         raise UnsupportedError(said, HINT) from error
     layers = getattr(config, "num_hidden_layers", len(seen))
-    if not seen or len(seen) != layers:
+    known = {each.index for each in seen} | {each.index for each in mixers}
+    known |= {i for i, layer in enumerate(kinds) if layer in WITHOUT_CACHE}
+    if not seen or len(known) != layers:
         raise UnsupportedError(
-            f"Models of family {family!r} attend through Transformers' interface in {len(seen)} of {layers} layers.",
-            "Models that mix attention with other layers, or compute it by themselves, are not supported.",
+            f"Models of family {family!r} attend through Transformers' interface in {len(seen)} of {layers} layers, "
+            f"and {len(mixers)} have a state.",
+            "Models with other layers, or without attention, are not supported.",
         )
-    return tuple(seen)
+    return Seen(tuple(seen), mixers)
 
 
 def _window(allowed: Any, size: int | None) -> int | None:

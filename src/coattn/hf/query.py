@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from coattn.errors import UnsupportedError
-from coattn.hf.architectures import layers_of
+from coattn.hf.architectures import attention_layers
 from coattn.hf.probe import look_at
 from coattn.hf.stored import is_plain
 from coattn.types import LayerShape
@@ -57,7 +57,7 @@ def _project(module: Any, shape: LayerShape, hidden: Tensor) -> Tensor:
 def norms_of(model: PreTrainedModel) -> list[nn.Module]:
     """Of each layer, the norm between its input and its attention; where there is none, a module that does nothing."""
     norms = []
-    for seen, layer in zip(look_at(model), layers_of(model), strict=True):
+    for seen, layer in zip(look_at(model), attention_layers(model), strict=True):
         if seen.norm is None:
             raise not_known(model)
         norms.append(layer.get_submodule(seen.norm) if seen.norm else nn.Identity())
