@@ -40,15 +40,11 @@ FIRST_TOKENS = 4096
 
 
 class _Filling(NamedTuple):
-    """The full blocks of a sequence, and whether keys of some were not coded by these tables."""
+    """The full blocks of a sequence, their numbers on devices, and whether some keys were not coded by these tables."""
 
     known: list[BlockGeneration]
-    ids: list[int]
+    ids: dict[torch.device, Tensor]
     stale: bool
-
-    @staticmethod
-    def of(known: list[BlockGeneration], coded: Mapping[int, int]) -> "_Filling":
-        return _Filling(known, [own for own, _ in known], any(coded.get(own) != given for own, given in known))
 
 
 @dataclass
@@ -96,7 +92,6 @@ class Sketch(BookedIndex):
 
     _filling: dict[int, "_Filling"] = field(init=False, repr=False, default_factory=dict)
     """By sequence whose pool is being filled, layer by layer."""
-    _uploaded: dict[torch.device, tuple[list[int], Tensor]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.code_bytes is not None:
@@ -156,7 +151,7 @@ class Sketch(BookedIndex):
 
     def update(self, layer: int, filled: Sequence[Filled], table: StepTable | None) -> None:
         for part in filled:
-            self._store(layer, part.ids, part.k)
+            self._store(layer, self._upload(part.ids, part.k.device), part.k)
             if self.made and layer == next(iter(self.tables)):  # if tables change meanwhile, none of it counts
                 known = self.cache.dram.table.generations(part.slot, part.first + len(part.ids))
                 self.coded.update(known[part.first :])
@@ -195,16 +190,19 @@ class Sketch(BookedIndex):
         gpu, block, pool = cast("NewestBlocks", self.cache.gpu), self.cache.block, self.pools[layer]
         tables = self.tables[layer]
         if layer == next(iter(self.tables)):
-            self._filling[slot] = _Filling.of(self.cache.dram.table.generations(slot, len(kv[0]) // block), self.coded)
+            known = self.cache.dram.table.generations(slot, len(kv[0]) // block)
+            own, stale = [i for i, _ in known], any(self.coded.get(i) != given for i, given in known)
+            ids = {device: self._upload(own, device) for device in {x.device for x in self.pools.values()}}
+            self._filling[slot] = _Filling(known, ids, stale)
         known, ids, stale = self._filling[slot]
         if stale:
-            self._store(layer, ids, kv[0])
+            self._store(layer, ids[pool.device], kv[0])
         if slot not in self.filled:
             self.means.sums[layer][slot] = 0
             self.means.add(layer, slot, kv[1])
         start, end = gpu.sinks * block, first * block
         count = min(pool.places, max(0, end - start)) // block * block
-        unlike = lost(kv[0][start:end], self.memory[layer], self._upload(ids, pool.device)[gpu.sinks : first], tables)
+        unlike = lost(kv[0][start:end], self.memory[layer], ids[pool.device][gpu.sinks : first], tables)
         k, v = (x[start:end].transpose(0, 1) for x in kv)
         if slot in self.filled:  # what steps want now, which the prompt's queries do not know
             weight = pool.recency(slot, k.shape[1]).double()
@@ -253,7 +251,7 @@ class Sketch(BookedIndex):
     def release(self) -> None:
         super().release()
         self.means = Means({}, 0)
-        for held in (self.tables, self.coded, self.ending, self.filled, self.pools, self._filling, self._uploaded):
+        for held in (self.tables, self.coded, self.ending, self.filled, self.pools, self._filling):
             held.clear()
 
     def _end_prompt(self, layer: int, part: Filled, last: Tensor | None) -> None:
@@ -269,16 +267,12 @@ class Sketch(BookedIndex):
         if self.coded.get(other[0]) != other[1]:
             self.filled.pop(slot, None)
 
-    def _store(self, layer: int, ids: list[int], k: Tensor) -> None:
-        """Codes whole blocks of keys `[n, kv_heads, d]`."""
-        kept = self.memory[layer]
-        keys = k.view(len(ids), self.cache.block, *k.shape[1:]).transpose(1, 2)[:, :, None]
-        places = torch.arange(len(ids), dtype=torch.int32, device=kept.device)
-        flush_sketch(keys, kept, places, self._upload(ids, kept.device), self.tables[layer])
+    def _store(self, layer: int, to: Tensor, k: Tensor) -> None:
+        """Codes whole blocks of keys `[n, kv_heads, d]`. to: where, int32."""
+        keys = k.view(len(to), self.cache.block, *k.shape[1:]).transpose(1, 2)[:, :, None]
+        places = torch.arange(len(to), dtype=torch.int32, device=to.device)
+        flush_sketch(keys, self.memory[layer], places, to, self.tables[layer])
 
     def _upload(self, ids: list[int], device: torch.device) -> Tensor:
-        """Blocks on a device, int32: most often those of the layer before."""
-        known = self._uploaded.get(device)
-        if known is None or known[0] != ids:
-            known = self._uploaded[device] = ids, upload(torch.tensor(ids, dtype=torch.int32), device)
-        return known[1]
+        """int32, the same for every layer of a step."""
+        return self.cache.gpu.once((device, tuple(ids)), lambda: upload(torch.tensor(ids, dtype=torch.int32), device))

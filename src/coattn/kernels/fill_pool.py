@@ -22,14 +22,12 @@ def fill_pool(pool: PoolTensors, slot: int, tokens: Tensor, k: Tensor, v: Tensor
     pool.fill(slot, tokens, k.gather(1, at), v.gather(1, at), learn)
 
 
-def weights(q: Tensor, k: Tensor, most: int = 1 << 25) -> Tensor:
+@Operation
+def weights(q: Tensor, k: Tensor) -> Tensor:
     """The highest weight of each key with any of some queries, `[kv_heads, n]` float32.
 
-    q `[rows, q_heads, d]`, k `[kv_heads, n, d]`. most: scores at a time, if those of one head are not more.
+    q `[rows, q_heads, d]`, k `[kv_heads, n, d]`, of any strides but the last.
     """
     rows = q.view(len(q), len(k), -1, q.shape[-1]).transpose(0, 1).flatten(1, 2).to(k.dtype) * q.shape[-1] ** -0.5
-    heads = max(1, most // max(1, rows.shape[1] * k.shape[1]))
     # the scale of scores does not change which weigh most, nearly
-    pieces = (slice(at, at + heads) for at in range(0, len(k), heads))
-    scores = (torch.bmm(rows[own], k[own].mT) for own in pieces)
-    return torch.cat([x.softmax(-1, dtype=torch.float32).amax(1) for x in scores])
+    return torch.stack([(own @ keys.T).float().softmax(-1).amax(0) for own, keys in zip(rows, k, strict=True)])

@@ -176,6 +176,15 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         (sketch._lost, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
         for d in (64, 128, 256)
     ),
+    *(
+        (
+            fill_pool._weigh,
+            {"GROUP": 4, "KEYS": fill_pool.KEYS, "ROWS": fill_pool.QUERIES, "D": d, "D_PAD": d, "FIRST": first}
+            | {"PRECISION": "tf32"},
+        )
+        for d in (64, 256)
+        for first in (True, False)
+    ),
     (fill_pool._learn, {"ROWS": fill_pool.LEARNT, "D": 128, "CHANNELS": fill_pool.CHANNELS}),
     *(
         (kernel, {"IN_8_BITS": packed, **constants})
@@ -197,6 +206,7 @@ TYPES: dict[Any, dict[str, str]] = {
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
     sketch._lost: {"keys_ptr": "*bf16", "worth_ptr": "*bf16", "base_ptr": "*fp32"},
     fill_pool._learn: {},
+    fill_pool._weigh: {},
     fill_pool._books: dict.fromkeys(("place_ptr", "listed_ptr"), "*i16")
     | {"margin_ptr": "*fp16", "chosen_ptr": "*i64"},
     fill_pool._put: {"chosen_ptr": "*i64"},
@@ -229,7 +239,7 @@ TILES: dict[Any, Any] = {
     ),
     linear._vector: lambda c, _: {"warps": 8 if c["BK"] == 1024 and c["BN"] == 8 else 4, "stages": 1},
     token_pool._renew: lambda c, _: {"warps": 32 if c["PLACES_PAD"] > 8192 else 4, "stages": 3},
-    sketch._lost: lambda c, _: {"warps": 8 if c["D"] > 64 else 4, "stages": 3},
+    **dict.fromkeys((sketch._lost, fill_pool._weigh), lambda c, _: {"warps": 8 if c["D"] > 64 else 4, "stages": 3}),
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
     experts._route: lambda *_: {"warps": 1},

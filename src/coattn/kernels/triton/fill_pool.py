@@ -1,4 +1,4 @@
-"""`fill_pool` on a GPU: three kernels, so that the end of a prompt is not a hundred small ones."""
+"""`fill_pool` and `weights` on a GPU: few kernels, so that the end of a prompt is not a hundred small ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from coattn.kernels.triton.token_pool import Home, put_rows
 
 BOOK, ROWS, CHANNELS, LEARNT = 1024, 32, 16, 256
 """Entries of the books, rows of the pool, channels and keys at a time."""
+KEYS, QUERIES = 128, 64
+"""Keys that a program weighs, and rows of queries at a time."""
 
 
 @triton.jit(do_not_specialize=["n", "hot", "fresh"])
@@ -86,6 +88,54 @@ def _put(
         k, v, r, used, 0, head, heads, gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places,
         packed_places, first_block, gpu_block, gpu_head, IN_8_BITS, BLOCK, D, D_PAD,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "rows"])
+def _weigh(
+    q_ptr, k_ptr, lse_ptr, out_ptr, n, rows, tiles, scale, q_row, q_head, k_head, k_row,
+    GROUP: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    FIRST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """First: of each row of queries and each tile of keys the scores' lse, `[kv_heads, rows, tiles]`. Then, with that
+    of all tiles, `[kv_heads, rows]`: of each key the highest weight, `[kv_heads, n]`."""
+    head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at, d = tile * KEYS + tl.arange(0, KEYS), tl.arange(0, D_PAD)
+    seen, inside = at < n, d < D
+    mask = seen[:, None] & inside[None, :]
+    keys = tl.load(k_ptr + head * k_head + at.to(tl.int64)[:, None] * k_row + d[None, :], mask=mask, other=0.0)
+    most = tl.full([KEYS], float("-inf"), tl.float32)
+    for start in range(0, rows, ROWS):
+        r = start + tl.arange(0, ROWS)
+        real = r < rows
+        own = q_ptr + (r // GROUP).to(tl.int64) * q_row + (head * GROUP + r % GROUP) * q_head
+        q = tl.load(own[:, None] + d[None, :], mask=real[:, None] & inside[None, :], other=0.0).to(keys.dtype)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        if FIRST:
+            top = tl.max(scores, 1)
+            lse = top + tl.log(tl.sum(tl.exp(scores - top[:, None]), 1))
+            tl.store(lse_ptr + (head * rows + r) * tiles + tile, lse, mask=real)
+        else:
+            lse = tl.load(lse_ptr + head * rows + r, mask=real, other=float("inf"))
+            most = tl.maximum(most, tl.max(scores - lse[:, None], 0))
+    if not FIRST:
+        tl.store(out_ptr + head * n + at, tl.exp(most), mask=seen)
+
+
+def weights(q: Tensor, k: Tensor) -> Tensor:
+    """See `kernels/fill_pool.py`."""
+    (heads, n, d), rows, group = k.shape, len(q) * q.shape[1] // len(k), q.shape[1] // len(k)
+    tiles = triton.cdiv(n, KEYS)
+    pieces = torch.empty(heads, rows, tiles, dtype=torch.float32, device=k.device)
+    out = torch.empty(heads, n, dtype=torch.float32, device=k.device)
+    for first in (True, False):
+        _weigh[(heads, tiles)](
+            q, k, pieces if first else pieces.logsumexp(-1), out, n, rows, tiles, d**-0.5, q.stride(0), q.stride(1),
+            k.stride(0), k.stride(1), GROUP=group, KEYS=KEYS, ROWS=QUERIES, D=d,
+            D_PAD=max(16, triton.next_power_of_2(d)), FIRST=first,
+            PRECISION="ieee" if k.dtype == torch.float32 else "tf32", num_warps=8 if d > 64 else 4,
+        )  # fmt: skip
+    return out
 
 
 def fill_pool(pool: PoolTensors, slot: int, tokens: Tensor, k: Tensor, v: Tensor) -> None:
