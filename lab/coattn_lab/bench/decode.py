@@ -199,7 +199,6 @@ class Bench:
         params = dict(case.params)
         if case.fetched is not None:
             params["audit"] = False  # which would move the floors
-            params.setdefault("now", 1.0)  # none come for later steps
         if case.kept and "cap" in compose(method).params:
             shape = describe_layers(self.model)[0]
             share = statistics.fmean(case.kept)

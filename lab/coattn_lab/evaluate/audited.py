@@ -139,7 +139,7 @@ def run(
         "error_covered": covered[0],
         "missed_mass_covered": covered[1],
         **held_back(cases),
-        "floor_factor": audit["floor_factor"],
+        "wait": audit["wait"],
         "entries": sum(probe.entries) / len(probe.entries),
         "attention_ms": 1e3 * half,
     }

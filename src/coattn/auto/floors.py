@@ -1,4 +1,4 @@
-"""The floor of each sequence of a decode step, as a number that a captured step reads."""
+"""The floor of each sequence of a decode step, and what it waits for, as numbers that a captured step reads."""
 
 import math
 from collections.abc import Sequence
@@ -9,37 +9,40 @@ from torch import Tensor
 from coattn.cache.step_table import TableMemory
 
 ERROR_ROOTS = 2.0
-"""The expected error of the output, in units of the floor's root (docs/methods/auto.md). Where an audit finds more, it
-lowers the floor."""
+"""How many roots of the floor an output is off in simulations (docs/methods/auto_how.md)."""
 
 
 class Floors:
-    """Logarithms of floors, one for each row of a step.
+    """Logarithms of floors, and of how many floors a missing token must weigh to be waited for, for each row of a step.
 
-    Owner: the rule. Writer: its audit, on the host between steps, and on the step's stream. Reader: `bound_scores`, on
-    the step's stream. See `TableMemory` for when it may be overwritten.
+    Owner: the rule. Writer: its audit, on the host between steps, and on the step's stream. Readers: `bound_scores` and
+    `attend_scored`, on the step's stream. See `TableMemory` for when it may be overwritten.
     """
 
-    def __init__(self, floor: float, rows: int, device: torch.device) -> None:
-        self.floor = floor
-        self._memory = TableMemory({"floor": 0}, rows, device)
-        self._written: tuple[float, ...] = ()
+    def __init__(self, floor: float, wait: float, rows: int, device: torch.device) -> None:
+        """floor, wait: the rule's own, of rows about which nothing else is written."""
+        self.floor, self.wait = floor, wait
+        self._memory = TableMemory({"floor": 0, "wait": 0}, rows, device)
+        self._written: tuple[tuple[float, float], ...] | None = None
         self.write(())
 
-    def write(self, floors: Sequence[float]) -> None:
-        """Of the next step's sequences; the rows after them have the rule's own."""
-        wanted = tuple(floors)
-        if wanted and wanted == self._written:
+    def write(self, rows: Sequence[tuple[float, float]]) -> None:
+        """The floor of each of the next step's sequences, and how many floors it waits for."""
+        wanted = tuple(rows)
+        if wanted == self._written:
             return
         self._written = wanted
-        logs = torch.tensor([_log(x) for x in (*wanted, self.floor)], dtype=torch.float32).view(torch.int32).tolist()
-        self._memory.write({"floor": logs[:-1]}, {"floor": logs[-1]})
+        columns = zip(("floor", "wait"), zip(*wanted, (self.floor, self.wait), strict=True), strict=True)
+        logs = {name: _bits([math.log(x) if x else -math.inf for x in column]) for name, column in columns}
+        self._memory.write({name: x[:-1] for name, x in logs.items()}, {name: x[-1] for name, x in logs.items()})
         self._memory.upload()
 
-    def rows(self, rows: int) -> Tensor:
-        """`[rows]` float32 on the device."""
-        return self._memory.device_rows("floor", rows).view(torch.float32)
+    def rows(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Floors and what is waited for, `[rows]` float32 each, on the device."""
+        floor, wait = (self._memory.device_rows(name, rows).view(torch.float32) for name in ("floor", "wait"))
+        return floor, wait
 
 
-def _log(x: float) -> float:
-    return math.log(x) if x else -math.inf
+def _bits(numbers: list[float]) -> list[int]:
+    bits: list[int] = torch.tensor(numbers, dtype=torch.float32).view(torch.int32).tolist()
+    return bits

@@ -36,6 +36,9 @@ class ScoredWork:
 
     table: `[seqs, blocks]` int32 host block ids; tokens: `[seqs]` int32, entries to choose from; seq: `[seqs]` int32,
     the slots of the sequences; floors: `[seqs]` float32, logarithms of the least weights.
+    sync_fetch: `[seqs]` float32: how far above its bound, as a logarithm, a score must be for an entry to be fetched
+    and attended in this step; fetch: for it to be fetched at all, never more. One that lies in the pool need only
+    reach the bound.
     """
 
     kind = "scored"
@@ -43,11 +46,9 @@ class ScoredWork:
     tokens: Tensor
     seq: Tensor
     floors: Tensor
-    pool: PoolTensors
-    sync_fetch: float
-    """How far above its bound, as a logarithm, a score must be for an entry to be fetched and attended in this step."""
+    sync_fetch: Tensor
     fetch: float
-    """The same for an entry to be fetched at all. One that lies in the pool need only reach the bound."""
+    pool: PoolTensors
 
 
 @dataclass
@@ -57,22 +58,23 @@ class WeightFloor(Select):
 
     An entry left out has a weight below the floor, so the squares of all weights left out add up to less than that,
     and where the mean value stands in for them the output errs by about the root of that sum. For a given number of
-    entries read in all heads together no other choice has a smaller sum. `quality` says how far the output may be from
-    full attention's: 1 less its error, in units of the values' spread. What would have to be fetched needs more weight,
-    since it costs more; the audit sees what that does.
+    entries read in all heads together no other choice has a smaller sum. What would have to be fetched needs more
+    weight, since it costs more. `quality` says how far the output may be from full attention's: 1 less its error, in
+    units of what attention adds to the mean value. The audit holds the error there, by what steps wait for.
     """
 
     name = "weight_floor"
     needs = frozenset({"sketch"})
     capturable = True
     help_text = {
-        "quality": "1 less the error of attention's output that is allowed, in units of the values' spread; 1: exact",
-        "now": "how many times the floor an entry must weigh to be fetched in its layer's own turn; others come into "
-        "the pool for the next steps, and the mean stands in for them",
+        "quality": "1 less the error of attention's output that is allowed, in units of what attention adds to the "
+        "mean value; 1: exact",
+        "now": "how many times the floor an entry must weigh at most to be fetched in its layer's own turn; others "
+        "come into the pool for the next steps, and the mean stands in for them",
         "far": "how many times the floor an entry must weigh to be fetched at all, never more than `now`; one that "
         "lies in the pool need only reach the floor",
-        "audit": "measure one KV head of one layer and sequence a step beside exact attention, and lower the floor "
-        "where the error is larger than allowed",
+        "audit": "measure one KV head of one layer and sequence a step beside exact attention, and wait for more "
+        "tokens where the error is larger than allowed",
     }
 
     quality: float = 0.98
@@ -89,7 +91,7 @@ class WeightFloor(Select):
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self.floors = Floors(self.floor, cache.spec.seqs, cache.spec.device)
+        self.floors = Floors(self.floor, self.now, cache.spec.seqs, cache.spec.device)
 
     def make_audit(self) -> Audit | None:
         """What measures whether the error is as small as promised, where anything can be left out."""
@@ -116,7 +118,7 @@ class WeightFloor(Select):
         if table is None or visible.host is None:
             return visible
         assert visible.gpu is not None, "the new token lies there"
-        sync_fetch, fetch = math.log(self.now), math.log(min(self.far, self.now))
         blocks, lens, floors = table.column("host_blocks"), table.column("host_lens"), self.floors.rows(len(call.q))
-        scored = ScoredWork(blocks, lens, table.seq, floors, self.index.pools[call.layer], sync_fetch, fetch)
+        pool = self.index.pools[call.layer]
+        scored = ScoredWork(blocks, lens, table.seq, *floors, math.log(self.far), pool)
         return Selection((NearWork("gpu", visible.gpu), scored))

@@ -161,4 +161,6 @@ def footer(summary: dict[str, Any]) -> str:
             f"; audited error {audit['error']:.2g}{low_high} of {audit['error_target']:.2g} allowed, missed mass "
             f"{audit['missed_mass']:.2%}, {audit['audits']} cases"
         )
+        if audit["over_target"]:
+            line += f"; the error is {audit['over_target']:.2g} times what the quality allows"
     return line

@@ -92,8 +92,9 @@ def _choose(work: ScoredEntries, pool: PoolTensors) -> _Chosen:
     inside = pool.place_of[work.seq.long(), :, :n] >= 0
     wanted = (scores >= bound).any(2) & there
     cold = wanted & inside
-    at_once = (scores >= bound + work.sync_fetch).any(2) & wanted & ~inside
-    later = (scores >= bound + work.fetch).any(2) & wanted & ~inside & ~at_once
+    wait = work.sync_fetch[:, None, None, None]
+    at_once = (scores >= bound + wait).any(2) & wanted & ~inside
+    later = (scores >= bound + wait.clamp(max=work.fetch)).any(2) & wanted & ~inside & ~at_once
     return _Chosen(at_once, later, cold, there & ~at_once & ~cold)
 
 

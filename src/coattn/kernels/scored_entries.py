@@ -27,6 +27,8 @@ class ScoredEntries:
     scores: `[rows, kv_heads, group, n]` float32, or what they can be made of; bound: `[rows, q_heads]` float32.
     mean: `[rows, q_heads, d]` float32: the value that stands in for all that are not attended, under their scores.
     seq: `[rows]` int32: the slots of the step in the pool.
+    sync_fetch: `[rows]` float32: how far above its bound a score must be for an entry to be fetched and attended in
+    this step; fetch: for it to be fetched at all, never more. One that lies in the pool need only reach the bound.
     """
 
     table: Tensor
@@ -35,11 +37,8 @@ class ScoredEntries:
     bound: Tensor
     mean: Tensor
     seq: Tensor
-    sync_fetch: float = 0.0
-    """How far above its bound a score must be for an entry to be fetched and attended in this step."""
-    fetch: float = 0.0
-    """How far above its bound a score must be for an entry to be fetched at all. One that lies in the pool need only
-    reach the bound."""
+    sync_fetch: Tensor
+    fetch: float
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ Values = Iterable[tuple[tuple[str, ...], float]]
 Family = type[Gauge] | type[Counter]
 Table = tuple[tuple[str, str, str], ...]
 """Metrics of one kind: `(name, key of the report, help)`"""
-SPREAD = "in units of the values' spread."
+UNIT = "in units of what attention adds to the mean value."
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 FIRST = (*SHORT, 20, 40, 80, 160, 640, 2560)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -70,13 +70,14 @@ METRICS: dict[tuple[str | None, Family], Table] = {
     ),
     ("audit", Counter): (("audits", "audits", "Cases that were compared with exact attention."),),
     ("audit", Gauge): (
-        ("audit_error_target", "error_target", f"Error of attention's output that is allowed, {SPREAD}"),
-        ("audit_floor_factor", "floor_factor", "What the rule's floor is multiplied by to keep it."),
+        ("audit_error_target", "error_target", f"Error of attention's output that is allowed, {UNIT}"),
+        ("audit_wait", "wait", "Floors that a missing token must weigh for a step to wait for it."),
+        ("audit_over_target", "over_target", "How many times larger than allowed the error is, where it is."),
     ),
 }
 """By the part of the report that has the value, if it is not the report itself. An engine may lack a part."""
 AUDITED: Table = (
-    ("audit_error", "error", f"Error of attention's output as audited, {SPREAD}"),
+    ("audit_error", "error", f"Error of attention's output as audited, {UNIT}"),
     ("audit_missed_mass", "missed_mass", "Share of the softmax that was not attended by its own keys, as audited."),
 )
 

@@ -1,5 +1,6 @@
 """Audits: what they say of a case is what textbook attention says, and the floor follows it."""
 
+import math
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -11,10 +12,9 @@ from torch import Tensor
 
 from coattn.auto.audit import audit as audits
 from coattn.auto.audit.audit import Audit, Chosen
-from coattn.auto.audit.control import LEAST, Control
+from coattn.auto.audit.control import AIM, LEAST, START, Control
 from coattn.auto.audit.measure import Finding
 from coattn.auto.audit.tally import Mean, Tally, student
-from coattn.auto.floors import ERROR_ROOTS
 from coattn.cache.ledger import Ledger
 from coattn.method.row import compose
 from coattn.method.table import METHODS
@@ -85,9 +85,8 @@ class World:
         own = slice(chosen.head * GROUP, (chosen.head + 1) * GROUP)
         scores = q[own] @ k.T * SCALE
         exact = scores.softmax(-1) @ v
-        spread = (v - v.mean(0)).square().sum(-1).mean()
         assert len(k) == chosen.length == self.lengths[chosen.slot]
-        error = ((out[own] - exact).square().sum(-1) / spread).mean().sqrt()
+        error = (out[own] - exact).norm() / (exact - v.mean(0)).norm()
         missed = (1 - (attended[own] - scores.logsumexp(-1)).exp()).mean()
         estimated = torch.sigmoid(left[own] - attended[own]).mean()
         wanted = torch.stack([error, missed, estimated])
@@ -113,6 +112,9 @@ def test_every_step_one_case_is_what_the_textbook_says() -> None:
     assert len(world.seen) == 40
     cases = {(chosen.layer, chosen.row, chosen.head) for chosen, _ in world.seen}
     assert len(cases) == 8, "layers, sequences and heads all have their turn"
+    for first in range(0, 40, 4):
+        turn = {(chosen.layer, chosen.head) for chosen, _ in world.seen[first : first + 4]}
+        assert len(turn) == 4, "no head has a second turn before all have had one"
     assert max(float(found.missed) for _, found in world.seen) > 0.05
     audit = audits_of(world.runtime)[0]
     assert [tally.error.count for tally in (audit.of(0), audit.of(1))] == [
@@ -146,7 +148,7 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing(audited: World) 
     audit = audits_of(audited.runtime)[0]
     job: Future[Finding] = Future()
     ids = audit.host.table.rows[0, :11].long()
-    audit._job = Chosen(0, 0, 0, 0, 91, 1.0), ids, job
+    audit._job = Chosen(0, 0, 0, 0, 91), ids, job
     before = audit.tally.error.count
     audit._collect(wait=False)
     assert audit._job is not None, "no step waits for it"
@@ -162,37 +164,47 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing(audited: World) 
     # and one whose blocks were exchanged for others
     again: Future[Finding] = Future()
     again.set_result(Finding(one, one, one))
-    audit._job = Chosen(0, 0, 0, 1, 62, 1.0), audit.host.table.rows[1, :7].long() + 1, again
+    audit._job = Chosen(0, 0, 0, 1, 62), audit.host.table.rows[1, :7].long() + 1, again
     audit._collect(wait=False)
     assert audit.tally.error.count == before
 
 
-def test_the_floor_falls_at_once_and_rises_slowly() -> None:
-    control, floor = Control(), 1e-4
-    assert control.factor(0) == 1.0
-    for _ in range(200):
-        control.add(0, 3 * ERROR_ROOTS * floor**0.5, floor)
-    assert 1 / 9 < control.factor(0) < 1 / 6
-    assert control.factor(1) < 1 / 4, "a new request begins with what the run knows"
-    low = control.factor(0)
-    control.add(0, 0.0, floor)
-    assert low <= control.factor(0) <= low * 1.03
-    for _ in range(5000):
-        control.add(0, 0.0, floor)
-    assert control.factor(0) == 1.0, "never above the rule's own"
-    for _ in range(5000):
-        control.add(1, 1e9, floor)
-    assert control.factor(1) == pytest.approx(LEAST, rel=1e-2)
+def test_the_mean_error_settles_where_it_is_aimed_at() -> None:
+    """Errors as heads have them, a few of them large, that grow with what is not waited for."""
+    draws, control, target = random.Random(2), Control(0.02, 8.0), 0.02
+    assert control.wait(0) == pytest.approx(START)
+    found = []
+    for _ in range(4000):
+        error = (0.15 if draws.random() < 0.05 else 0.004) * control.wait(0) ** 0.7 * draws.lognormvariate(0, 0.5)
+        control.add(0, error)
+        found.append(error)
+    assert sum(found[2000:]) / 2000 == pytest.approx(AIM * target, rel=0.12)
+    assert LEAST < control.wait(0) < 8
+    assert control.wait(1) == pytest.approx(control.wait(0), rel=0.7), "a new request begins with what the run knows"
+
+
+def test_what_is_waited_for_has_its_limits() -> None:
+    control = Control(0.02, 8.0)
+    for _ in range(500):
+        control.add(0, 0.0)
+    assert control.wait(0) == pytest.approx(8.0), "never more than the rule's own"
+    control.add(1, 1.0)
+    assert control.wait(1) < 6 < control.wait(0), "what a request finds is mostly its own"
+    for _ in range(500):
+        control.add(1, 1.0)
+    assert control.wait(1) == pytest.approx(LEAST)
     control.forget(1)
     assert 1 not in control.own
+    assert Control(0.02, 1.0).wait(0) == 1.0
 
 
-def test_a_step_uses_the_corrected_floor(audited: World) -> None:
+def test_a_step_waits_as_the_control_says(audited: World) -> None:
     audit = audits_of(audited.runtime)[0]
-    audit.control.factors = {0: 0.25, 1: 1.0}
+    audit.control.own = {0: math.log(0.25), 1: math.log(3.0)}
     running = audited.runtime.begin(Step.of((1, 0), (audited.lengths[1], audited.lengths[0]), (1, 1)))
-    own = audit.floors.floor
-    torch.testing.assert_close(audit.floors.rows(2).exp(), torch.tensor([own, own / 4]))
+    own, (floors, waits) = audit.floors.floor, audit.floors.rows(2)
+    torch.testing.assert_close(floors.exp(), torch.tensor([own, own / 4]))
+    torch.testing.assert_close(waits.exp(), torch.tensor([3.0, 1.0]))
     audited.runtime.abort(running)
 
 
@@ -263,7 +275,7 @@ def test_an_audit_that_fails_costs_no_step_anything(
 def test_a_thread_that_fails_is_asked_no_more(audited: World) -> None:
     audit, job = audits_of(audited.runtime)[0], Future[Finding]()
     job.set_exception(RuntimeError("no"))
-    audit._job = Chosen(0, 0, 0, 0, audited.lengths[0], 0.1), torch.zeros(1, dtype=torch.long), job
+    audit._job = Chosen(0, 0, 0, 0, audited.lengths[0]), torch.zeros(1, dtype=torch.long), job
     with pytest.raises(AssertionError, match="dropped"):
         audited.step(1, 1)
     assert audit._job is None

@@ -81,7 +81,7 @@ class World:
         want = score_sketch(*self.args, self.pool)()._replace(scores=scores)
         return want, cuda.score(weighed, other), other
 
-    def chosen(self, found: Scores, bound: Tensor, pool: PoolTensors, now: float, far: float) -> tuple[Tensor, Tensor]:
+    def chosen(self, found: Scores, bound: Tensor, pool: PoolTensors, now: Tensor, far: float) -> tuple[Tensor, Tensor]:
         """Which tokens come at once and later, and which are looked up; and what is left."""
         rows, heads = len(self.seq), KV_HEADS
         ids = torch.full((rows, heads, self.n), -1, dtype=torch.int32)
@@ -176,8 +176,9 @@ def test_scores_bounds_and_choices(
         for now, far, lower in ((1.0, 0.0, 0.0), (2.0, 1.0, 1.0), (0.0, 0.0, 2.0), (0.5, 0.0, math.inf)):
             own = bound - lower
             margin = (scores - own.view(3, KV_HEADS, group, 1)).amax(2)
-            used = copied(other)
-            (at_once, later, near), left = world.chosen(got, own, used, now, far)
+            used, wait = copied(other), torch.tensor([now, now + 0.5, now])
+            (at_once, later, near), left = world.chosen(got, own, used, wait, far)
+            wait = wait[:, None, None]
             # what is looked up is young, and cold no more
             assert not (near & (used.place_of[seq.long(), :, : world.n] >= COLD)).any()
             assert (near | ~(cold & used.hot(seq, world.n)) | other.hot(seq, world.n)).all()
@@ -185,10 +186,10 @@ def test_scores_bounds_and_choices(
                 slot = int(seq[row])
                 assert used.age[slot, head, used.place_of[slot, head, token]] == used.clock[slot, head]
             away = outside & ~cold
-            assert (at_once <= ((margin > now - 0.3) & away)).all()
-            assert (((margin > now + 0.3) & away) <= at_once).all()
-            assert (later <= ((margin > far - 0.3) & (margin < now + 0.3) & away)).all()
-            assert (((margin > far + 0.3) & (margin < now - 0.3) & away) <= later).all()
+            assert (at_once <= ((margin > wait - 0.3) & away)).all()
+            assert (((margin > wait + 0.3) & away) <= at_once).all()
+            assert (later <= ((margin > far - 0.3) & (margin < wait + 0.3) & away)).all()
+            assert (((margin > far + 0.3) & (margin < wait - 0.3) & away) <= later).all()
             assert (near <= ((margin > -0.3) & cold & there)).all()
             assert (((margin > 0.3) & cold & there) <= near).all()
             rest = scores.masked_fill((at_once | near | held)[:, :, None], -torch.inf).logsumexp(-1).flatten(1)

@@ -123,9 +123,11 @@ def test_scores_are_those_of_the_reference(
             assert (own <= most.clamp_max(FRESH * count.shape[2] * rows)).all(), low
 
     for now in (0.0, 1.0):
-        args = (table, tokens, want, bound, mean, seq)
-        first = attend_scored(q[:, None], memory, ScoredEntries(*args, now), copied(pool), scale, cap)
-        work = ScoredEntries(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), now)
+        args, wait = (table, tokens, want, bound, mean, seq), torch.full((rows,), now, device="cuda")
+        first = attend_scored(
+            q[:, None], memory, ScoredEntries(*args, torch.full((rows,), now), 0.0), copied(pool), scale, cap
+        )
+        work = ScoredEntries(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), wait, 0.0)
         second = attend_scored(here[0][:, None], memory.cuda(), work, copied(there_too, "cuda"), scale, cap)
         check_counts(second, bound, now)
         assert int((first.far + first.later).sum()) > 30
@@ -144,5 +146,5 @@ def test_scores_are_those_of_the_reference(
     assert there_too.age.cpu().equal(pool.age)
     for lower in (-1.0, 0.0, 1.0, 3.0):
         pools, own = copied(there_too, "cuda"), bound - lower
-        work = ScoredEntries(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), 1.0)
+        work = ScoredEntries(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), wait, 0.0)
         check_counts(attend_scored(here[0][:, None], memory.cuda(), work, pools, scale, cap), own, 1.0)

@@ -175,10 +175,10 @@ def test_scores_and_what_is_attended(
     bound, wrote = want_lse - 3.8, [not small]
     wanted = ((0.0, 0.0, 0.0), (0.0, 0.5, 0.2), (-100.0, 0.0, 0.0)), ((0.0, 0.7, 0.0), (100.0, 0.0, 0.0))
     for shift, now, far in wanted[cap is not None]:
-        args = (table, tokens, want, bound + shift, mean, seq)
+        args = (table, tokens, want, bound + shift, mean, seq, torch.tensor([now, now, now / 2]))
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
-        first = plain_attend.attend_scored(q[:, None], here, ScoredEntries(*args, now, far), one, 0.2, cap)
-        work = ScoredEntries(*(x.to(DEVICE) for x in args), now, far)
+        first = plain_attend.attend_scored(q[:, None], here, ScoredEntries(*args, far), one, 0.2, cap)
+        work = ScoredEntries(*(x.to(DEVICE) for x in args), far)
         second = attending.attend_scored(q[:, None].to(DEVICE), away, work, two, 0.2, cap)
         for kind in ("far", "later", "cold"):
             assert getattr(second, kind).sum(2).cpu().equal(getattr(first, kind).sum(2)), kind

@@ -32,14 +32,13 @@ NONE = (-1, 0, 0)
 
 
 class Chosen(NamedTuple):
-    """A case: its layer, the step's row, its KV head; the sequence and its tokens; the floor that it has."""
+    """A case: its layer, the step's row, its KV head; the sequence and its tokens."""
 
     layer: int
     row: int
     head: int
     slot: int
     length: int
-    floor: float
 
 
 class Audit:
@@ -49,14 +48,17 @@ class Audit:
         """target: the error of attention's output that the rule promises to keep below."""
         self.cache, self.host, self.floors, self.target = cache, cache.dram, floors, target
         spec, shape = cache.spec, cache.spec.shape
-        self.tally, self.control = Tally(self.target), Control()
+        self.tally, self.control = Tally(self.target), Control(target, floors.wait)
         self.tallies: dict[int, Tally] = {}
         self.skipped = 0
         """Steps without a case, since the one before was not done."""
         self.failed = 0
         """Audits that raised: they are dropped, and cost their step nothing."""
         self._draws = random.Random(0)
-        self._drawn: Any = self._draws.getstate()
+        self._deck: list[tuple[int, int]] = []
+        """Layers and KV heads, shuffled, that have not had their turn yet. Errors differ most between them, so one case
+        of each says more than as many that are drawn one by one."""
+        self._drawn: tuple[Any, list[tuple[int, int]]] = self._draws.getstate(), []
         """What was drawn before the running step."""
         self._choice = TableMemory({"choice": 0}, 3, spec.device)
         sizes = shape.q_heads // shape.kv_heads, shape.head_dim, cache.block
@@ -75,18 +77,21 @@ class Audit:
 
     def plan(self, step: Step) -> None:
         """A decode step is about to run: takes up what was found, and chooses the next case."""
-        self._drawn = self._draws.getstate()
+        self._drawn = self._draws.getstate(), [*self._deck]
         with self._dropping():
             self._collect(wait=False)
         gpu = self.cache.gpu
-        floors = [self.floors.floor * self.control.factor(slot) for slot in step.slots]
-        self.floors.write(floors)
+        waits = [self.control.wait(slot) for slot in step.slots]
+        self.floors.write([(self.floors.floor * min(1.0, x), max(1.0, x)) for x in waits])
         rows = [row for row, length in enumerate(step.lengths) if gpu.first(length) > gpu.sinks]
         self._chosen = None
         if rows and self._job is None:
-            row, layers = self._draws.choice(rows), list(self.cache.spec.layers)
-            layer, head = self._draws.choice(layers), self._draws.randrange(self.cache.spec.shape.kv_heads)
-            self._chosen = Chosen(layer, row, head, step.slots[row], step.lengths[row], floors[row])
+            if not self._deck:
+                heads = range(self.cache.spec.shape.kv_heads)
+                self._deck = [(layer, head) for layer in self.cache.spec.layers for head in heads]
+                self._draws.shuffle(self._deck)
+            row, (layer, head) = self._draws.choice(rows), self._deck.pop()
+            self._chosen = Chosen(layer, row, head, step.slots[row], step.lengths[row])
         self.skipped += bool(rows) and self._chosen is None
         self._choice.write({"choice": NONE if self._chosen is None else self._chosen[:3]}, {})
         self._choice.upload()
@@ -147,7 +152,8 @@ class Audit:
 
     def abort(self) -> None:
         """The step failed: the next one audits what it would have."""
-        self._draws.setstate(self._drawn)
+        self._draws.setstate(self._drawn[0])
+        self._deck = self._drawn[1]
         self._chosen = None
         self._kept.clear()
 
@@ -165,12 +171,13 @@ class Audit:
         return self.tallies.setdefault(slot, Tally(self.target))
 
     def report(self) -> dict[str, Any]:
-        """See `Tally.summary`; floor_factor: what the floor is multiplied by, the mean over running sequences;
-        failed: audits that raised, which cost their steps nothing."""
-        factors = [self.control.factor(slot) for slot in list(self.tallies) or [-1]]
+        """See `Tally.summary`; wait: how many floors a missing token must weigh to be waited for, the mean over running
+        sequences; less than 1: the floor is lowered by so much. failed: audits that raised, which cost their steps
+        nothing."""
+        waits = [self.control.wait(slot) for slot in list(self.tallies) or [-1]]
         return {
             **self.tally.summary(),
-            "floor_factor": round(sum(factors) / len(factors), 4),
+            "wait": round(sum(waits) / len(waits), 4),
             "skipped": self.skipped,
             "failed": self.failed,
         }
@@ -194,7 +201,7 @@ class Audit:
         error, missed, estimated = float(finding.error[0]), float(finding.missed[0]), float(finding.estimated[0])
         for tally in (self.tally, self.of(chosen.slot)):
             tally.add(error, missed, estimated)
-        self.control.add(chosen.slot, error, chosen.floor)
+        self.control.add(chosen.slot, error)
 
     def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:
         """Only reads. done: on a GPU, the event after which the step and its copy are over."""

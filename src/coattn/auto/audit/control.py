@@ -1,57 +1,59 @@
-"""How far the floor is lowered so that the error stays as small as was promised."""
+"""How much of what it lacks a step waits for, so that the error stays as small as was promised."""
 
 import math
 from dataclasses import dataclass, field
 
-from coattn.auto.floors import ERROR_ROOTS
-
-TRUST = 64
-"""Cases that count as much as what is thought beforehand: of a run, ERROR_ROOTS; of a request, the run's mean."""
-MEMORY = 1024
-"""Cases of a run after which the oldest count less and less."""
-LARGEST = 10 * ERROR_ROOTS
-"""A case counts as at most so much: one in a hundred has ten times the error of the others, whatever the floor."""
+AIM = 0.75
+"""Of the target: what the control aims at, so that chance takes few answers past it."""
+LARGEST = 32.0
+"""A case counts as at most so many times what is aimed at."""
+GAIN = 1 / 64
+"""Of a run that has gone on for long, what a case changes."""
+FIRST = 1 / 8
+"""What the first case changes."""
+START = 2.0
+"""Floors that a missing token must weigh at first, to be waited for."""
 LEAST = 1 / 16
-"""The floor is never lowered by more: a run whose error is larger still says so."""
-RELAX = 1.02
-"""It rises again by at most this factor with every case."""
+"""The fewest. Below one, the floor itself is lowered. An error that is larger even so is reported."""
 
 
 @dataclass
 class Control:
-    """One factor for each request, drawn towards one common to the run.
+    """One number for each request: how many floors a missing token must weigh for a step to wait for it.
 
-    Errors of single cases differ a hundredfold from step to step, and a layer's KV head is audited once in hundreds of
-    steps: a factor for each head would follow chance.
+    The more a step waits for, the smaller its error and the longer it takes. Less than one floor lowers the floor
+    itself, for tokens in the pool too. After every audited case the number's logarithm falls by what the error is above
+    what is aimed at, or rises by what it is below (Robbins and Monro, 1951), so that the mean error settles there. Half
+    of a change is the request's own, and half the run's, with which new requests begin.
     """
 
-    total: float = ERROR_ROOTS * TRUST
-    count: float = TRUST
-    own: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By sequence: the sum of its cases, and how many."""
-    factors: dict[int, float] = field(default_factory=dict)
+    target: float
+    most: float
+    """Never more floors than that."""
+    cases: int = 0
+    run: float = field(init=False)
+    """A logarithm, as all of them."""
+    own: dict[int, float] = field(init=False, default_factory=dict)
+    """By sequence, of those that were audited."""
 
-    def add(self, slot: int, error: float, floor: float) -> None:
-        """A case of a sequence was found, under this floor."""
-        x = min(error / math.sqrt(floor), LARGEST)
-        if self.count >= MEMORY:
-            self.total *= 1 - 1 / MEMORY
-            self.count *= 1 - 1 / MEMORY
-        self.total, self.count = self.total + x, self.count + 1
-        total, count = self.own.get(slot, (0.0, 0))
-        self.own[slot] = total + x, count + 1
-        wanted, before = self._wanted(slot), self.factors.get(slot, 1.0)
-        self.factors[slot] = min(wanted, before * RELAX)
+    def __post_init__(self) -> None:
+        self.run = self._clamped(math.log(START))
 
-    def factor(self, slot: int) -> float:
-        """What the floor of a sequence is multiplied by."""
-        return self.factors[slot] if slot in self.factors else self._wanted(slot)
+    def add(self, slot: int, error: float) -> None:
+        """A case of a sequence was found."""
+        off = 1 - min(error / (AIM * self.target), LARGEST)
+        gain = max(GAIN, FIRST / (1 + FIRST * self.cases))
+        before = self.own.get(slot, self.run)
+        self.own[slot] = self._clamped(before + gain * off)
+        self.run = self._clamped(self.run + (self.own[slot] - before) / 2)
+        self.cases += 1
+
+    def wait(self, slot: int) -> float:
+        """How many floors a token that a sequence lacks must weigh to be waited for."""
+        return math.exp(self.own.get(slot, self.run))
 
     def forget(self, slot: int) -> None:
         self.own.pop(slot, None)
-        self.factors.pop(slot, None)
 
-    def _wanted(self, slot: int) -> float:
-        total, count = self.own.get(slot, (0.0, 0))
-        mean = (TRUST * self.total / self.count + total) / (TRUST + count)
-        return max(LEAST, min(1.0, (ERROR_ROOTS / mean) ** 2))
+    def _clamped(self, log: float) -> float:
+        return min(max(log, math.log(LEAST)), math.log(self.most))

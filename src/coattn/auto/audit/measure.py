@@ -38,8 +38,8 @@ class Finding:
     """`[heads]` float64 each, means over the query heads of a group."""
 
     error: Tensor
-    """Of the output, in units of the values' spread, which is the root of their mean squared distance from their mean;
-    the root of the mean square over the group."""
+    """Of the output: how far it is from exact attention's, in units of how far that is from the values' mean; each the
+    root of the mean square over the group."""
     missed: Tensor
     """True mass of entries that were not attended by their own keys."""
     estimated: Tensor
@@ -52,7 +52,6 @@ def measure(case: Case, rows: Rows) -> Finding:
     top = case.q.new_full((heads, group), -torch.inf)
     total, acc = torch.zeros_like(top), torch.zeros_like(case.q)
     count, sums = 0, torch.zeros(heads, d, dtype=torch.float64, device=top.device)
-    squares = torch.zeros_like(sums[:, 0])
     for k, v in rows:
         keys, values = k.float().transpose(0, 1), v.float().transpose(0, 1)
         scores = capped(case.q @ keys.mT * case.scale, case.softcap)
@@ -63,14 +62,14 @@ def measure(case: Case, rows: Rows) -> Finding:
         top = higher
         count += len(k)
         sums += values.sum(1)
-        squares += values.square().sum((1, 2))
     full = top.double() + total.double().log()
-    spread = (squares / count - (sums / count).square().sum(-1)).clamp_min(1e-30)
-    off = (case.out.double() - acc.double() / total.double()[..., None]).square().sum(-1)
+    exact, mean = acc.double() / total.double()[..., None], sums[:, None] / count
+    added = (exact - mean).square().sum((1, 2)).clamp_min(1e-30)
+    off = (case.out.double() - exact).square().sum((1, 2))
     missed = 1 - (case.attended.double() - full).exp().clamp(max=1.0)
     known = torch.logaddexp(case.attended.double(), case.left.double())
     estimated = (case.left.double() - known).exp()
-    return Finding((off / spread[:, None]).mean(1).sqrt(), missed.mean(1), estimated.mean(1))
+    return Finding((off / added).sqrt(), missed.mean(1), estimated.mean(1))
 
 
 def host_rows(memory: BlockMemory, layer: int, ids: Tensor, head: int) -> Rows:

@@ -94,15 +94,15 @@ class Tally:
         return self.error.interval(FAR * self.target)
 
     def missed_interval(self) -> tuple[float, float] | None:
-        """The mean missed mass's. That is 0.5 to 0.8 of the error that is allowed (docs/log/auto.md), and cases differ
-        as errors do: so the same may have been missed."""
+        """The mean missed mass's. It is less than the error, and cases differ as errors do: so the same may have been
+        missed."""
         return self.missed.interval(min(1.0, FAR * self.target))
 
     def summary(self) -> dict[str, Any]:
-        """audits: cases; error: the mean of the output's error, in units of the values' spread; within_target: the
-        share of cases whose own error was no larger than allowed; missed_mass: of the softmax, not attended by its own
-        keys; estimated_mass: what the rule thought of it; over_target: how many times larger than allowed the error
-        was, where it was; `_95`: intervals."""
+        """audits: cases; error: the mean of the output's error, in units of what attention adds to the mean value;
+        within_target: the share of cases whose own error was no larger than allowed; missed_mass: of the softmax, not
+        attended by its own keys; estimated_mass: what the rule thought of it; over_target: how many times larger than
+        allowed the error was, where it was: the target did not hold; `_95`: intervals."""
         count, error = self.error.count, self.error.mean
         return {
             "audits": count,

@@ -406,9 +406,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // Which tokens are wanted: those of which any head's score reaches its bound. A program looks at whole chunks, a window
 // at a time: first at the highest scores, then it scores again what may reach a bound, each warp its part of the list.
 //
-// bound [rows, heads * GROUP]; ids [rows, heads, n]: tokens whose score is `now` above a bound, from the first of each split's on, and those that lie cold
+// bound [rows, heads * GROUP]; ids [rows, heads, n]: tokens whose score is `wait` [rows] above a bound, from the first of each split's on, and those that lie cold
 // in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are `far` above
-// it, as many as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits,
+// it, or `wait` if that is less, as many as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits,
 // heads * GROUP]: what all weigh that are neither attended to in a pool nor in ids. Those that lay cold are young then, and cold no more.
 extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
@@ -418,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                   const int* __restrict__ clock, const unsigned short* __restrict__ best,
                   const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ ids,
                   int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
-                  float now, float far, int n, int chunks, int most, int places, i64 block_stride,
+                  const float* __restrict__ wait, float far, int n, int chunks, int most, int places, i64 block_stride,
                   i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
   constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
@@ -461,7 +461,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  now *= LOG2E, far *= LOG2E;
+  const float now = wait[row] * LOG2E;
+  far = fminf(far * LOG2E, now);
   auto limit_of = [&](int i) { return (__ldcg(bound + line * GROUP + i) - base[line * 8 + i]) * LOG2E; };
   float least = INFINITY, limit[2], taken[2] = {0.f, 0.f};
   for (int i = 0; i < GROUP; ++i) least = fminf(least, limit_of(i));

@@ -129,7 +129,7 @@ def choose_scored(work: ScoredEntries, pool: PoolTensors, chosen: Chosen, tail: 
         "choose_scored", (chosen.count.shape[2], kv_heads, rows), threads_of(rows * kv_heads, n, scan.chunk),
         scan.operand, scan.scales, scan.rest, scan.base, kept, scan.table, scan.tokens, scan.seq, pool.place_of,
         pool.age, pool.clock, pool.last_margin, scan.lse, work.bound, chosen.ids, chosen.later, chosen.count, tail,
-        float(scan.softcap or 1.0), float(work.sync_fetch), float(work.fetch), n, -(-n // scan.chunk),
+        float(scan.softcap or 1.0), work.sync_fetch, float(work.fetch), n, -(-n // scan.chunk),
         pool.place_of.shape[-1], pool.age.shape[-1], Int64(kept.stride(0)), Int64(kept.stride(1)),
         Int64(scan.table.stride(0)), follow=follow(),
     )  # fmt: skip

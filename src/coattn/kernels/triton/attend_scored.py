@@ -38,7 +38,7 @@ FEW_NEAR = 8
 @triton.jit
 def _choose(
     tokens_ptr, scores_ptr, bound_ptr, ids_ptr, later_ptr, tail_ptr, count_ptr, seq_ptr, place_ptr, age_ptr, clock_ptr,
-    now, far, kv_heads, n, splits, most, places, score_head, score_group, score_token,
+    now_ptr, far, kv_heads, n, splits, most, places, score_head, score_group, score_token,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, LOOK: tl.constexpr, FRESH: tl.constexpr, COLD: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -55,6 +55,8 @@ def _choose(
     pool = tl.load(seq_ptr + row).to(tl.int64) * kv_heads + head
     place_ptr += pool * most
     clock = tl.load(clock_ptr + pool)
+    now = tl.load(now_ptr + row)
+    far = tl.minimum(far, now)
     found = 0
     coming = 0
     near = 0

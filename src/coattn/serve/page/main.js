@@ -172,7 +172,8 @@ function stats(about, reason) {
   const one = about.choices[0];
   const speed = one.timings.tokens_per_s === null ? "" : `, ${one.timings.tokens_per_s.toFixed(1)} tokens/s`;
   const first = one.timings.first_token_ms === null ? "" : `first token after ${(one.timings.first_token_ms / 1000).toFixed(2)} s`;
-  return `${about.method}, ${about.exact ? "exact" : "lossy"}; ${first}${speed}${reason === "length" ? "; cut off at the longest" : ""}`;
+  const over = one.audit?.over_target ? `; the error is ${one.audit.over_target.toFixed(1)} times what the quality allows` : "";
+  return `${about.method}, ${about.exact ? "exact" : "lossy"}; ${first}${speed}${over}${reason === "length" ? "; cut off at the longest" : ""}`;
 }
 
 function showFiles() {
