@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -115,6 +115,9 @@ class LayerShape:
     """None: keys know nothing of positions, or nobody said what."""
     stage: int = 0
     """Which of an engine's devices it lies on, counted from zero; two may be the same one."""
+    sink_logits: Tensor | None = field(default=None, compare=False, repr=False)
+    """`[q_heads]` float32 on the device, learned (gpt-oss): a score of each query head that is one more term of its
+    softmax and has no value. Nobody writes to it: captured steps read it where it lies."""
 
     @property
     def token_bytes(self) -> int:

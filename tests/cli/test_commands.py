@@ -52,10 +52,14 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     rows = {use["part"]: use["choice"] for use in found["uses"][-3:]}
     assert rows.keys() == {"21 layers over the last 4,096 tokens", "21 layers over all tokens", "queries a layer ahead"}
     assert set(rows.values()) in ({"Triton, captured", "predicted"}, {"C++ kernels, layer by layer", "predicted"})
-    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    sinks = {"model_type": "gpt_oss", "num_hidden_layers": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(sinks))
+    found = run_json("doctor", "--model", str(tmp_path))
+    assert found["uses"][-2]["reason"] == "64 query heads on 8, each of 64 numbers and a sink"
+    (tmp_path / "config.json").write_text(json.dumps({**sinks, "quantization_config": {"quant_method": "mxfp4"}}))
     found = run_json("doctor", "--model", str(tmp_path))
     assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}
-    assert "'gpt_oss' have attention sinks" in found["hints"][0]
+    assert "quantised by 'mxfp4'" in found["hints"][0]
     assert "runs" in coattn("doctor", "--model", str(tmp_path)).stdout
     odd = {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps(odd))

@@ -52,11 +52,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", {**MIXED, "num_local_experts": 4, "sliding_window": None}),
     "opt": ("OPTConfig", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "gpt_neox": ("GPTNeoXConfig", COMMON),
+    "gpt_oss": ("GptOssConfig", {**GROUPED, "head_dim": 16, "sliding_window": 18, "num_local_experts": 4}),
 }
 
-FEATURED = ("llama", "llama_multi_query", "mistral_sliding", "gemma2", "gemma3")
+FEATURED = ("llama", "llama_multi_query", "mistral_sliding", "gemma2", "gemma3", "gpt_oss")
 """Everything that a store or a rule sees of a family is in one of these: groups, windows of some or all layers,
-soft-capping, a scale of its own. The others differ before keys are stored or after attention."""
+soft-capping, a scale of its own, sinks. The others differ before keys are stored or after attention."""
 
 
 def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -66,7 +67,9 @@ def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = t
     # eager: what else Transformers may choose by itself leaves out soft-capping in some releases
     model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**options), attn_implementation="eager")
     with torch.no_grad():
-        for parameter in model.parameters():
+        for path, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.14)
+            elif path.endswith(".sinks"):  # about as much of the softmax as all keys together
+                parameter.normal_(2, 1)
     return model.to(device=device, dtype=dtype).eval()

@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import coattn
 from coattn.errors import UnsupportedError
+from coattn.hf.architectures import attention_modules, describe_layers
 from coattn.hf.families import refuse_family
 from coattn.hf.probe import NAME, look_at
 
@@ -65,10 +66,12 @@ def test_attention_of_another_kind_is_refused(name: str, options: dict[str, Any]
         pass
 
 
-def test_sinks_are_seen_in_a_family_that_nobody_named() -> None:
+def test_sinks_are_a_parameter_of_each_head() -> None:
     model = small("gpt_oss", 0)
-    with pytest.raises(UnsupportedError, match="Layer 0 of family 'gpt_oss' has attention sinks"):
-        look_at(model)
+    assert {seen.sinks for seen in look_at(model)} == {"sinks"}
+    kept = [shape.sink_logits for shape in describe_layers(model)]
+    assert all(torch.equal(own, module.sinks) for own, module in zip(kept, attention_modules(model), strict=True))
+    assert {seen.sinks for seen in look_at(small("llama", 0))} == {None}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_sinks_are_seen_in_a_family_that_nobody_named() -> None:
     {
         **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "longcat_flash"), "MLA"),
         **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"), "an indexer"),
-        **dict.fromkeys(("gpt_oss", "mimo_v2_flash", "granite_swa"), "attention sinks"),
+        **dict.fromkeys(("mimo_v2_flash",), "values of another size"),
         **dict.fromkeys(("mamba2", "falcon_mamba"), "no attention"),
         "bart": "an encoder with",
         "gemma3n_text": "share keys",

@@ -21,8 +21,8 @@ from coattn.hf.families import FAMILIES
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 ROWS = ("full", "cpu", "auto")
 LENGTHS, NEW, SEEDS = (40, 33), 12, 20
-SAMPLE = ("qwen3_moe", "glm4_moe", "granite", "cohere2", "olmo2", "smollm3")
-"""Families of a run that is not whole: experts, scaled logits, layers without rotation, norms after attention."""
+SAMPLE = ("qwen3_moe", "glm4_moe", "granite", "cohere2", "olmo2", "smollm3", "gpt_oss")
+"""Families of a run that is not whole: experts, scaled logits, layers without rotation, late norms, sinks."""
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 160),
     **dict.fromkeys(("hidden_size", "word_embed_proj_dim"), 64),
@@ -78,9 +78,15 @@ def small(family: str, seed: int) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.14)
+        for logits in sinks_of(model):
+            logits.normal_(2, 1)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
+
+
+def sinks_of(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if name.endswith(".sinks")]
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,6 +152,16 @@ def test_the_table_has_every_tested_family() -> None:
 @pytest.mark.parametrize("family", SAMPLE)
 def test_a_family_runs_as_the_table_says(family: str) -> None:
     assert cells(family) == listed()[family][2:]
+
+
+def test_sinks_change_the_tokens() -> None:
+    """Else the table would say nothing of them."""
+    model = small("gpt_oss", 0)
+    want = greedy(model)
+    with torch.no_grad():
+        for logits in sinks_of(model):
+            logits.fill_(-torch.inf)
+    assert greedy(model) != want
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SAMPLE])

@@ -14,6 +14,7 @@ from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.attend_scored import attend_scored
 from coattn.kernels.quantise.sketch import Scores
 from coattn.kernels.scored_entries import Lanes, ScoredEntries
+from coattn.kernels.sink_logits import with_sink_piece
 from coattn.kernels.sketch import bound_scores
 from coattn.kernels.streams import FIRST, SideStream
 from coattn.parts.call import AttentionCall
@@ -28,7 +29,7 @@ scans would share the GPU with it from the start, and are waited for."""
 
 
 class _Near(NamedTuple):
-    """What attention near by leaves for the choice that follows it. near: lse `[rows, pieces, q_heads]`."""
+    """What attention near by leaves for the choice that follows it. near: lse `[rows, pieces, q_heads]`, sinks too."""
 
     layer: int
     scores: Scores
@@ -94,7 +95,7 @@ launched first) |
         state = attend(call.q, self.cache.gpu.memory[call.layer], work.blocks, call.scale, call.shape.softcap)
         mean = sketch.means.of(call.layer, call.table, call.shape)
         self._scan.join()
-        return state, _Near(call.layer, scores, state.lse, mean)
+        return state, _Near(call.layer, scores, with_sink_piece(state.lse, call.shape.sink_logits), mean)
 
     def _attend_hot_beside(self, call: AttentionCall, sketch: Sketch, work: NearWork) -> tuple[State, _Near]:
         """What pools weigh is estimated: they are attended beside what follows, which waits for little but PCIe."""
@@ -116,7 +117,7 @@ launched first) |
             state = self._pools.run(device, rest)
         self._scan.join()
         self._means.join()
-        return state, _Near(call.layer, scores, window, mean)
+        return state, _Near(call.layer, scores, with_sink_piece(window, call.shape.sink_logits), mean)
 
     def _attend_scored(self, call: AttentionCall, work: ScoredWork) -> State:
         near, self._near = self._near, None

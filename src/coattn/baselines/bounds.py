@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from coattn.kernels.sink_logits import softmax
 from coattn.kernels.softcap import softcap
 from coattn.part import check_count
 from coattn.parts.call import AttentionCall
@@ -24,7 +25,9 @@ class Oracle(TopTokens):
         grouped = q.float().view(len(q), keys.shape[2], -1, q.shape[-1]) * call.scale
         scores = softcap(torch.einsum("shgd,snhd->shgn", grouped, keys.float()), call.shape.softcap)
         absent = torch.arange(keys.shape[1], device=q.device) >= listed.tokens[:, :, None]
-        return scores.masked_fill(absent[:, :, None], -torch.inf).softmax(-1).sum(2)
+        sinks = call.shape.sink_logits
+        own = None if sinks is None else sinks.view(1, scores.shape[1], -1)
+        return softmax(scores.masked_fill(absent[:, :, None], -torch.inf), own).sum(2)
 
 
 @dataclass

@@ -76,7 +76,7 @@ def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
-    """Shape, window, soft-cap, dtype and device of each layer's attention."""
+    """Shape, window, soft-cap, sinks, dtype and device of each layer's attention."""
     embeddings, dtype = model.get_input_embeddings(), activation_dtype(model)
     shapes = []
     for seen, module in zip(look_at(model), attention_modules(model), strict=True):
@@ -96,9 +96,21 @@ def describe_layers(model: PreTrainedModel) -> list[LayerShape]:
                 seen.softcap,
                 None if weight is None else _mark(weight),
                 _rope(model, seen.index),
+                sink_logits=None if seen.sinks is None else _sinks(module.get_parameter(seen.sinks), device),
             )
         )
     return shapes
+
+
+def _sinks(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of its own: the parameter's memory may be another's when the layer's weights lie in DRAM."""
+    own = getattr(parameter, "on_host", parameter).detach()
+    if own.is_meta and torch.device(device).type != "meta":
+        raise UnsupportedError(
+            "A layer's sinks are not in memory: the model was loaded with weights on disk or without any.",
+            "Load it without a device_map, or with one that keeps every layer on a GPU or on the CPU.",
+        )
+    return own.to(device, torch.float32, copy=True)
 
 
 def activation_dtype(model: PreTrainedModel) -> torch.dtype:

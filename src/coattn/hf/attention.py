@@ -158,6 +158,8 @@ def attention_forward(
             raise UnsupportedError(
                 f"Layer {layer} attends with {name}={options[name]!r}, but its config says {planned!r}.", DIFFERS
             )
+    if options.get("s_aux", shape.sink_logits) is not None and shape.sink_logits is None:
+        raise UnsupportedError(f"Layer {layer} attends with sinks, but in a call without weights it did not.", DIFFERS)
     if (query.shape[1], key.shape[1], query.shape[3]) != (shape.q_heads, shape.kv_heads, shape.head_dim):
         raise UnsupportedError(
             f"Layer {layer} has {query.shape[1]} query and {key.shape[1]} KV heads of size {query.shape[3]}, "

@@ -21,7 +21,6 @@ STATES = ("linear_attention", "mamba", "mamba2", "conv", "hybrid")
 KINDS = ("full_attention", "sliding_attention", "attention", *STATES, "moe", "mlp")
 """Of layers, those that coattn runs."""
 STATES_ALONE = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
-SINKS = ("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "flint")
 REASONS = (
     (("index_n_heads", "indexer_n_heads", "index_topk"), "choose tokens by an indexer of their own"),
     (("kv_lora_rank",), "compress keys and values (MLA)"),
@@ -118,8 +117,8 @@ def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:
     if config.get("is_encoder_decoder"):
         return UnsupportedError(f"{kind!r} is an encoder with a decoder, and coattn runs decoders alone.", hint)
     does = next((does for keys, does in REASONS if any(config.get(key) for key in keys)), None)
-    if kind in SINKS:
-        does = "have attention sinks"
+    if does is None and config.get("head_dim") and config.get("v_head_dim") not in (None, config["head_dim"]):
+        does = "have values of another size than keys"
     if kind in STATES_ALONE:
         does = "have states and no attention"
     if does is not None:

@@ -55,19 +55,26 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text), dtype=torch.float32).eval()
     siblings = {module: found for module in model.modules() if (found := find_siblings(module))}
     layers = [
-        (x.sliding_window, x.q_heads, x.kv_heads, x.head_dim, plain and layer_form(layer, siblings) is not None)
+        (
+            x.sliding_window,
+            x.q_heads,
+            x.kv_heads,
+            x.head_dim,
+            x.sinks,
+            plain and layer_form(layer, siblings) is not None,
+        )
         for x, layer in zip(look_at(model), attention_layers(model), strict=True)
     ]
     kinds = Counter(layers)
     kernel, rows = import_module(f"coattn.kernels.{'triton' if on_gpu else 'native'}.attend"), []
-    for (window, heads, on, size, fused), count in kinds.items():
+    for (window, heads, on, size, sinks, fused), count in kinds.items():
         q = torch.empty(1, 1, heads, size, dtype=choose_dtype("auto", device), device=device)
         why = kernel.refuses(q, q.new_empty(1, on, 2, 64, size))
         choice = ["reference" if why else "Triton" if on_gpu else "C++ kernels", *["fused"] * (fused and on_gpu)]
         rows.append({
             "part": f"{count} layers over {'all tokens' if window is None else f'the last {window:,} tokens'}",
             "choice": ", ".join([*choice, "captured" if on_gpu else "layer by layer"]),
-            "reason": why or f"{heads} query heads on {on}, each of {size} numbers",
+            "reason": why or f"{heads} query heads on {on}, each of {size} numbers{' and a sink' if sinks else ''}",
         })  # fmt: skip
     ahead = {"part": "queries a layer ahead", "choice": "predicted", "reason": "`scout` and `infinigen` need them"}
     try:

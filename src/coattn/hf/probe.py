@@ -43,6 +43,8 @@ class Attention:
     scale: float
     sliding_window: int | None
     softcap: float | None
+    sinks: str | None
+    """Of its parameter that is added to every softmax as a score without a value, one for each query head."""
     norm: str | None
     """Of the layer's module, the norm between its input and the attention; "": there is none; None: something else."""
 
@@ -164,8 +166,10 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> Seen:
         layer, (_, q_heads, _, head_dim) = getattr(module, "layer_idx", None), query.shape
         said = f"Layer {layer} of family {family!r}"
         options.pop("dropout", None)
-        if options.get("s_aux") is not None:
-            raise UnsupportedError(f"{said} has attention sinks, which coattn does not run yet.", HINT)
+        logits = options.pop("s_aux", None)
+        sinks = next((name for name, own in module.named_parameters(recurse=False) if own is logits), None)
+        if logits is not None and (sinks is None or logits.shape != (q_heads,)):
+            raise UnsupportedError(f"{said} has attention sinks that are not one parameter for each query head.", HINT)
         unknown = sorted(name for name, value in options.items() if value is not None and name not in PASSED)
         if unknown:
             raise UnsupportedError(f"{said} attends with {unknown[0]}, which coattn does not know.", HINT)
@@ -185,8 +189,8 @@ def _look(kind: Callable[[Any], nn.Module], config: Any) -> Seen:
         before = [name for name, child in whole.named_children() if outputs.get(child) is given]
         norms = [name for name in before if inputs[modules[f"{_layer_of(names[module])}.{name}"]] is inputs[whole]]
         norm = norms[0] if norms else "" if given is inputs[whole] else None
-        cap = cap and float(cap)
-        seen.append(Attention(names[module], layer, q_heads, key.shape[1], head_dim, scale, window, cap, norm))
+        sizes, cap = (q_heads, key.shape[1], head_dim), cap and float(cap)
+        seen.append(Attention(names[module], layer, *sizes, scale, window, cap, sinks, norm))
         return query.transpose(1, 2), None
 
     try:

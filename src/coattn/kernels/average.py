@@ -7,6 +7,7 @@ from torch import Tensor
 
 from coattn.kernels.attend import reference
 from coattn.kernels.native import attend as native
+from coattn.kernels.sink_logits import with_sink_piece
 from coattn.kernels.softcap import softcap as capped
 from coattn.state import AttnState, Split
 from coattn.types import BlockList
@@ -17,13 +18,16 @@ class Average:
     """Attention weights of single entries, gathered over steps: `new = keep * old + gain * weight`.
 
     values: `[n, kv_heads, block]` float32, one for each entry of a block memory, rows contiguous. Weights are those of
-    the softmax over what is attended in the same call; of the query heads of a KV head the largest, or their sum.
+    the softmax over what is attended in the same call and the sinks; of the query heads of a KV head the largest, or
+    their sum.
     """
 
     values: Tensor
     keep: float
     gain: float
     summed: bool = False
+    sink_logits: Tensor | None = None
+    """Of the layer, `[q_heads]`."""
 
 
 def attend_averaging(
@@ -46,15 +50,15 @@ def attend_averaging(
         if triton.refuses(q, blocks) is None:
             scores = triton.room_for_scores(q, picked)
             state = triton.attend(q, blocks, picked, scale, softcap, stamp, scores)
-            update_on_gpu(average.values, average.keep, average.gain, average.summed, picked, scores, state.lse)
+            lse = with_sink_piece(state.lse, average.sink_logits)
+            update_on_gpu(average.values, average.keep, average.gain, average.summed, picked, scores, lse)
             return state
     elif native.refuses(q, blocks) is None:
         done, weights = native.attend_weighing(q, blocks, picked, scale, softcap)
-        update(average, picked, weights)
+        update(average, picked, weights, done.lse)
         return done
     done = reference(q, blocks, picked, scale, softcap)
-    weights = weigh(q, blocks, picked, scale, softcap)
-    update(average, picked, weights)
+    update(average, picked, weigh(q, blocks, picked, scale, softcap), done.lse)
     return done
 
 
@@ -73,10 +77,12 @@ def weigh(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: f
     return capped(scores, softcap).masked_fill(absent[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
-def update(average: Average, picked: BlockList, weights: Tensor) -> None:
-    """The listed entries get weights `[seqs, q_heads, at least longest]`."""
+def update(average: Average, picked: BlockList, weights: Tensor, lse: Tensor) -> None:
+    """The listed entries get weights `[seqs, q_heads, at least longest]`: of a softmax of lse `[seqs, 1, q_heads]`."""
     values = average.values
     kv_heads, block = values.shape[1], values.shape[2]
+    if average.sink_logits is not None:
+        weights = weights * (lse[:, 0] - average.sink_logits).sigmoid()[..., None]
     grouped = weights.view(len(weights), kv_heads, -1, weights.shape[-1])
     one = grouped.sum(2) if average.summed else grouped.amax(2)  # [seqs, kv_heads, n]
     for ids, count, own in zip(picked.table[:, 0], picked.tokens[:, 0].tolist(), one, strict=True):

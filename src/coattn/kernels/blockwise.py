@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coattn.errors import ConfigError
+from coattn.kernels.merge import with_sinks
 from coattn.kernels.prefill import follow, prefill
 from coattn.part import check_count
 from coattn.types import LayerShape
@@ -79,7 +80,8 @@ class Prompt:
             out = prefill(q, k, v, scale, layer)
         else:
             old_k, old_v = (torch.cat([pair[i] for pair in before]) for i in range(2))
-            out = follow(q, k, v, old_k, old_v, scale, layer).out.to(q.dtype)
+            state = follow(q, k, v, old_k, old_v, scale, layer)
+            out = with_sinks(state, q.dtype, layer.sink_logits).out.to(q.dtype)
         room = self.sizes.anchor - self.length
         if room > 0:
             self._anchor.append((k[:room].clone(), v[:room].clone()))

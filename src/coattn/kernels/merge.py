@@ -3,19 +3,28 @@
 import torch
 from torch import Tensor
 
+from coattn.kernels.sink_logits import sink_states
 from coattn.state import AttnState, Split, merge
 
 
-def merge_output(states: list[AttnState | Split], like: Tensor) -> Tensor:
-    """Disjoint parts of the attention of q `like` `[tokens, q_heads, d]` -> the output, in its dtype and place."""
+def merge_output(states: list[AttnState | Split], like: Tensor, sink_logits: Tensor | None = None) -> Tensor:
+    """Disjoint parts of the attention of q `like` `[tokens, q_heads, d]` -> the output, in its dtype and place.
+
+    sink_logits: of the layer (`LayerShape`), which no part has counted yet.
+    """
     if like.device.type == "cuda" and len(states) <= 3:
         from coattn.kernels.triton.merge import merge as kernel
 
         pieces = [s if isinstance(s, Split) else Split(s.out, s.lse) for s in states]  # a state is one piece
         if len(pieces) < 3 or pieces[1].out.shape[1] == 1:
-            return kernel(pieces, like.dtype, like.device)
-    whole = merge(*(s.merged() if isinstance(s, Split) else s for s in states))
-    return whole.out[:, 0].to(like.dtype)
+            return kernel(pieces, like.dtype, like.device, sink_logits)
+    parts = [s.merged() if isinstance(s, Split) else s for s in states]
+    return merge(*parts, *sink_states(parts[0].out, sink_logits)).out[:, 0].to(like.dtype)
+
+
+def with_sinks(state: AttnState, dtype: torch.dtype, logits: Tensor | None) -> AttnState:
+    """States of many queries, as for `merge_rows`, together with the layer's sinks `[q_heads]`, where it has any."""
+    return state if logits is None else merge_rows([state, *sink_states(state.out, logits)], dtype)
 
 
 def merge_states(states: list[AttnState | Split]) -> AttnState:

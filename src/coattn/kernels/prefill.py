@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from coattn.kernels.merge import merge_rows
+from coattn.kernels.merge import merge_rows, with_sinks
 from coattn.kernels.prompt import Mask, attend_prompt
 from coattn.kernels.rotate import rotate
 from coattn.state import AttnState
@@ -13,16 +13,19 @@ from coattn.types import LayerShape
 def prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> Tensor:
     """q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` of one sequence -> `[t, q_heads, d]`. No log-sum-exp is needed."""
     mask = Mask(True, layer.sliding_window, 0, layer.softcap)
-    return attend_prompt(q, k, v, scale, mask).out.to(q.dtype)
+    return with_sinks(attend_prompt(q, k, v, scale, mask), q.dtype, layer.sink_logits).out.to(q.dtype)
 
 
 def extend(q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerShape) -> AttnState:
-    """The same with the log-sum-exp, for tokens whose history is attended elsewhere; the layer has no window."""
+    """The same with the log-sum-exp and without sinks, for tokens whose history is attended elsewhere; no window."""
     return attend_prompt(q, k, v, scale, Mask(True, softcap=layer.softcap))
 
 
 def follow(q: Tensor, k: Tensor, v: Tensor, old_k: Tensor, old_v: Tensor, scale: float, layer: LayerShape) -> AttnState:
-    """Tokens q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` after a history old_k, old_v `[n, kv_heads, d]`; like q."""
+    """Tokens q `[t, q_heads, d]`, k, v `[t, kv_heads, d]` after a history old_k, old_v `[n, kv_heads, d]`; like q.
+
+    Sinks are not counted, nor in `look_back`.
+    """
     own = extend(q, k, v, scale, layer)
     history = attend_prompt(q, old_k, old_v, scale, Mask(False, softcap=layer.softcap))
     return merge_rows([own, history], q.dtype)

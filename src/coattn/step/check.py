@@ -6,7 +6,7 @@ as the row stands.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.kernels.blockwise import NAMES
+from coattn.kernels.sink_logits import softmax
 from coattn.method.row import Composed, Method, compose
 from coattn.parts.call import AttentionCall
 from coattn.parts.executor.base import State
@@ -84,7 +85,10 @@ class Trial:
         self.device, self.layers, self.lengths, self.error = device, layers, [0] * SEQS, 0.0
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, device, rope=ROPE)
         self.counted = Counting()
-        self.runtime = Runtime([shape] * layers, composed, Ledger(), SEQS, None, probes=[self.counted])
+        # every other layer has sinks, of scores as its keys have
+        sinks = [torch.linspace(-2, 4, HEADS) if i % 2 else None for i in range(layers)]
+        shapes = [replace(shape, sink_logits=x if x is None else x.to(device)) for x in sinks]
+        self.runtime, self.sinks = Runtime(shapes, composed, Ledger(), SEQS, None, probes=[self.counted]), sinks
         self.draws = torch.Generator().manual_seed(0)
         empty = torch.empty(0, KV_HEADS, DIM)
         self.seen = [[(empty, empty)] * SEQS for _ in range(layers)]
@@ -108,7 +112,7 @@ class Trial:
                 keys, values = (torch.cat([a, b[start:end]]) for a, b in zip(old, (k, v), strict=True))
                 self.seen[layer][i] = keys, values
                 if end > start:
-                    error = (out[start:end] - textbook(q[start:end], keys, values)).abs().max()
+                    error = (out[start:end] - textbook(q[start:end], keys, values, self.sinks[layer])).abs().max()
                     self.error = float("inf") if not error.isfinite() else max(self.error, error.item())
         self.runtime.commit(running)
         self.lengths = list(step.lengths)
@@ -125,13 +129,15 @@ class Trial:
         return torch.randn(tokens, heads, DIM, generator=self.draws)
 
 
-def textbook(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention in float64: q `[t, q_heads, d]` are the last tokens of k, v `[n, kv_heads, d]`."""
+def textbook(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """Causal attention in float64: q `[t, q_heads, d]` are the last tokens of k, v `[n, kv_heads, d]`; sinks as in
+    `LayerShape`."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("thd,nhd->htn", q.double(), keys) * SCALE
     unseen = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
-    return torch.einsum("htn,nhd->thd", scores.masked_fill(unseen, -torch.inf).softmax(-1), values)
+    weights = softmax(scores.masked_fill(unseen, -torch.inf), None if sinks is None else sinks.double()[:, None])
+    return torch.einsum("htn,nhd->thd", weights, values)
 
 
 def whole_parameters(composed: Composed, tokens: int) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coattn.kernels.blockwise import Blockwise, Prompt
-from coattn.kernels.merge import merge_rows, merge_states
+from coattn.kernels.merge import merge_rows, merge_states, with_sinks
 from coattn.kernels.prefill import extend, follow, look_back, prefill
 from coattn.parts.call import AttentionCall
 from coattn.parts.schedule.base import executor_of, nothing
@@ -74,7 +74,7 @@ class PromptReader:
             seen = _attend_history(group, call, last=step.seqs > 1)
             own = extend(q, k, v, scale, shape)
             state = merge_rows([own, AttnState(seen.out[0], seen.lse[0])], q.dtype)
-        return state.out.to(q.dtype)
+        return with_sinks(state, q.dtype, shape.sink_logits).out.to(q.dtype)
 
     def _prompt(self, slot: int, layer: int, history: int) -> Prompt | None:
         """The prompt whose next tokens these are, where prompts are read block by block; not those of a later turn."""

@@ -184,7 +184,7 @@ class Runtime(Reports):
         states = group.schedule.run(call, selection, started)
         self._notify(lambda probe: probe.selected(group, call, selection, states))
         self._after_layer(running, group, layer, q.device)
-        out = merge_output(states, q)
+        out = merge_output(states, q, call.shape.sink_logits)
         if group.audit is not None:
             work = partial(group.audit.note, call, running.tables[layer], selection, states, out)
             running.side.run(out.device, work)

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from coattn.types import LayerShape, Selection, Step
 
 HEADS, KV_HEADS, DIM, SCALE, BLOCK = 6, 2, 16, 0.4, 8
 GROUP = HEADS // KV_HEADS
+SINKS = torch.linspace(-1, 4, HEADS)
+"""Of the second layer."""
 
 
 def audits_of(runtime: Runtime) -> list[Audit]:
@@ -35,7 +38,8 @@ class World:
     def __init__(self, seqs: int = 2, **params: Any) -> None:
         shape = LayerShape(HEADS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
         composed = compose(METHODS["auto"], **{"block": BLOCK, "window_blocks": 2, **params})
-        self.runtime = Runtime([shape] * 2, composed, Ledger(), seqs, 256, fixed=True, padding=True)
+        layers = [shape, replace(shape, sink_logits=SINKS)]
+        self.runtime = Runtime(layers, composed, Ledger(), seqs, 256, fixed=True, padding=True)
         self.draws = torch.Generator().manual_seed(3)
         self.kv = [[[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)] for _ in range(seqs)]
         self.lengths = [0] * seqs
@@ -55,6 +59,8 @@ class World:
                 by = {work.kind: state.lse for state, work in zip(states, selection.works, strict=True)}
                 if "scored" in by:
                     attended = torch.cat([by["near"], by["scored"][:, :-1]], 1).logsumexp(1)
+                    if call.layer:
+                        attended = torch.logaddexp(attended, SINKS)
                     self.last[call.layer] = call.q[:, 0], out, attended, by["scored"][:, -1]
                 note(call, table, selection, states, out)
 
@@ -84,9 +90,12 @@ class World:
         q, out, attended, left = (x[chosen.row].double() for x in self.last[chosen.layer])
         own = slice(chosen.head * GROUP, (chosen.head + 1) * GROUP)
         scores = q[own] @ k.T * SCALE
-        exact = scores.softmax(-1) @ v
+        sinks = torch.full((GROUP, 1), -torch.inf).double() if chosen.layer == 0 else SINKS[own, None].double()
+        scores = torch.cat([scores, sinks], 1)
+        weights = scores.softmax(-1)[:, :-1]
+        exact, mean = weights @ v, weights.sum(-1, keepdim=True) * v.mean(0)
         assert len(k) == chosen.length == self.lengths[chosen.slot]
-        error = (out[own] - exact).norm() / (exact - v.mean(0)).norm()
+        error = (out[own] - exact).norm() / (exact - mean).norm()
         missed = (1 - (attended[own] - scores.logsumexp(-1)).exp()).mean()
         estimated = torch.sigmoid(left[own] - attended[own]).mean()
         wanted = torch.stack([error, missed, estimated])

@@ -93,7 +93,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
-    (merge._merge, {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"FOLLOW": True}),
+    (
+        merge._merge,
+        {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"SINK": True, "FOLLOW": True},
+    ),
     *(
         (
             attend_prompt._attend_prompt,

@@ -9,6 +9,7 @@ from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
 from coattn.kernels.average import Average, update, weigh
 from coattn.kernels.recall import recall
+from coattn.kernels.sink_logits import sink_states, with_sink_piece
 from coattn.parts.select.host_tokens import list_tokens
 from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
@@ -100,7 +101,8 @@ def test_attend_in_many_pieces() -> None:
 
 @pytest.mark.parametrize(("keep", "gain", "summed"), [(0.9, 0.1, False), (1.0, 1.0, True)])
 @pytest.mark.parametrize(("group", "tokens"), [(4, [70, 0, 1]), (3, [1500, 64, 33])])
-def test_average(group: int, tokens: list[int], keep: float, gain: float, summed: bool) -> None:
+@pytest.mark.parametrize("sinks", [False, True])
+def test_average(group: int, tokens: list[int], keep: float, gain: float, summed: bool, sinks: bool) -> None:
     q = random(3, 1, 2 * group, 32, dtype=torch.float32)
     blocks = random(64, 2, 2, 32, 32, dtype=torch.float32, seed=1)
     picked = lists(tokens, 1, 32, 64, 3)
@@ -111,16 +113,18 @@ def test_average(group: int, tokens: list[int], keep: float, gain: float, summed
     values = random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0]
     wanted = values.clone()
     weights = weigh(q, blocks, picked, 0.2, 20.0)
-    update(Average(wanted, keep, gain, summed), picked, weights)
+    logits = random(2 * group, dtype=torch.float32, seed=5) if sinks else None
     scores = attend_kernel.room_for_scores(q, picked)
     state = attend_kernel.attend(q, blocks, picked, 0.2, 20.0, scores=scores)
-    average_kernel.update(values, keep, gain, summed, picked, scores, state.lse)
+    update(Average(wanted, keep, gain, summed, logits), picked, weights, state.merged().lse)
+    average_kernel.update(values, keep, gain, summed, picked, scores, with_sink_piece(state.lse, logits))
     torch.testing.assert_close(values, wanted, atol=2e-6, rtol=1e-4)
     assert not torch.equal(values, random(64, 2, 2, 32, dtype=torch.float32, seed=2).abs()[:, :, 0])
 
 
 @pytest.mark.parametrize(("second", "tail"), [(0, False), (1, False), (3, False), (1, True), (3, True)])
-def test_merge(second: int, tail: bool) -> None:
+@pytest.mark.parametrize("sinks", [False, True])
+def test_merge(second: int, tail: bool, sinks: bool) -> None:
     def pieces(count: int, seed: int) -> Split:
         lse = random(2, count, 3, dtype=torch.float32, seed=seed)
         lse[0, 0, :] = -torch.inf
@@ -132,9 +136,10 @@ def test_merge(second: int, tail: bool) -> None:
     sets = [pieces(5, 0)] + ([pieces(second, 10)] if second else [])
     if tail:
         sets.insert(1, pieces(1, 20))
-    got = merge_kernel.merge(sets, torch.float32, DEVICE)
+    logits = random(3, dtype=torch.float32, seed=30) if sinks else None
+    got = merge_kernel.merge(sets, torch.float32, DEVICE, logits)
     states = [AttnState(s.out[:, i], s.lse[:, i]) for s in sets for i in range(s.out.shape[1])]
-    torch.testing.assert_close(got, merge(*states).out)
+    torch.testing.assert_close(got, merge(*states, *sink_states(states[0].out, logits)).out)
 
 
 @pytest.mark.parametrize(("block", "flushes"), [(32, False), (32, True), (12, False), (12, True)])

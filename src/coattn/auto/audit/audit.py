@@ -69,6 +69,8 @@ class Audit:
         # writer: that copy; reader: the thread, after its event; the next copy is started once the thread is done
         self._copied = NotedCase.zeros(*sizes, torch.device("cpu"), pinned=True) if on_gpu else self._noted
         self._scales: dict[int, float] = {}
+        layers = spec.layers.items()
+        self._sinks = {i: each.sink_logits.cpu() for i, each in layers if each.sink_logits is not None}
         self._kept: list[Tensor] = []
         """Of a GPU: what the side stream reads, until it has been waited for."""
         self._chosen: Chosen | None = None
@@ -209,7 +211,9 @@ class Audit:
             done.synchronize()
         q, out, attended, left, kv = (x.clone()[None] for x in self._copied.parts())
         shape = self.cache.spec.layers[chosen.layer]
-        case = Case(q, out, attended, left, self._scales[chosen.layer], shape.softcap)
+        sinks = self._sinks.get(chosen.layer)
+        own = None if sinks is None else sinks.view(shape.kv_heads, -1)[chosen.head, None]
+        case = Case(q, out, attended, left, self._scales[chosen.layer], shape.softcap, own)
         return measure(case, self._rows(chosen, ids, kv[0]))
 
     def _rows(self, chosen: Chosen, ids: Tensor, kv: Tensor) -> Rows:

@@ -31,6 +31,8 @@ class Case:
     left: Tensor
     scale: float
     softcap: float | None
+    sink_logits: Tensor | None = None
+    """`[heads, group]` float32: not in `attended`."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ class Finding:
 def measure(case: Case, rows: Rows) -> Finding:
     """Reads every row once."""
     heads, group, d = case.q.shape
-    top = case.q.new_full((heads, group), -torch.inf)
-    total, acc = torch.zeros_like(top), torch.zeros_like(case.q)
+    top, attended = case.q.new_full((heads, group), -torch.inf), case.attended.double()
+    if case.sink_logits is not None:
+        top, attended = case.sink_logits.clone(), torch.logaddexp(attended, case.sink_logits.double())
+    total, acc = top.isfinite().float(), torch.zeros_like(case.q)
     count, sums = 0, torch.zeros(heads, d, dtype=torch.float64, device=top.device)
     for k, v in rows:
         keys, values = k.float().transpose(0, 1), v.float().transpose(0, 1)
@@ -64,10 +68,12 @@ def measure(case: Case, rows: Rows) -> Finding:
         sums += values.sum(1)
     full = top.double() + total.double().log()
     exact, mean = acc.double() / total.double()[..., None], sums[:, None] / count
+    if case.sink_logits is not None:  # what the sink takes is no entry's
+        mean = mean * -(case.sink_logits - full).expm1()[..., None]
     added = (exact - mean).square().sum((1, 2)).clamp_min(1e-30)
     off = (case.out.double() - exact).square().sum((1, 2))
-    missed = 1 - (case.attended.double() - full).exp().clamp(max=1.0)
-    known = torch.logaddexp(case.attended.double(), case.left.double())
+    missed = 1 - (attended - full).exp().clamp(max=1.0)
+    known = torch.logaddexp(attended, case.left.double())
     estimated = (case.left.double() - known).exp()
     return Finding((off / added).sqrt(), missed.mean(1), estimated.mean(1))
 

@@ -106,7 +106,7 @@ class Evict(Maintenance):
                 some = q[start : start + size]
                 first = length - len(q) + start
                 hidden = place > place[first : first + len(some), None]
-                weights += weights_over(some, keys, asked.scale, shape.softcap, lambda w: w.sum((0, 1)), hidden)
+                weights += weights_over(some, keys, asked.scale, shape, lambda w: w.sum((0, 1)), hidden)
             self._found[layer, slot] = self.index.gain * weights
 
     def commit(self, step: Step) -> None:

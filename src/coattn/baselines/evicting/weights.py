@@ -43,7 +43,9 @@ class EntryWeights(Index):
         return self.memory
 
     def observed(self, layer: int) -> Average:
-        return Average(self.memory[layer][:, :, 0], self.keep, self.gain, summed=True)
+        return Average(
+            self.memory[layer][:, :, 0], self.keep, self.gain, True, self.cache.spec.layers[layer].sink_logits
+        )
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
         return listed_rows([self.memory[layer][:, :, 0] for layer in layers], table)

@@ -129,7 +129,7 @@ class LastQueries(Maintenance):
             q, keys = observed[layer].q, stored_keys(self.cache, layer, slot, length)
             position = torch.arange(length, device=q.device)
             hidden = position > position[length - len(q) :, None]
-            scores = weights_over(q, keys, observed[layer].scale, shape.softcap, self.select.scores, hidden)
+            scores = weights_over(q, keys, observed[layer].scale, shape, self.select.scores, hidden)
             self.kept[layer][slot] = scores.topk(older).indices.sort().values.int()
         self._read[slot] = length, length - self.select.budget
         self.gone[slot] = length - self.select.budget

@@ -26,9 +26,9 @@ def _read(out_ptr, lse_ptr, seq, head, q_heads, P: tl.constexpr, P_PAD: tl.const
 
 @triton.jit
 def _merge(
-    out_a, lse_a, out_b, lse_b, out_t, lse_t, result_ptr, q_heads,
+    out_a, lse_a, out_b, lse_b, out_t, lse_t, sink_ptr, result_ptr, q_heads,
     A: tl.constexpr, A_PAD: tl.constexpr, B: tl.constexpr, B_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    TAIL: tl.constexpr, FOLLOW: tl.constexpr,
+    TAIL: tl.constexpr, SINK: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
@@ -44,6 +44,9 @@ def _merge(
     if TAIL:
         tail_lse, tail_out = _read(out_t, lse_t, seq, head, q_heads, 1, 1, D, d)
         top = tl.maximum(top, tl.max(tail_lse, 0))
+    if SINK:
+        sink = tl.load(sink_ptr + head)
+        top = tl.maximum(top, sink)
     # nothing attended at all: every weight is exp(-inf) = 0, and the result is 0
     shift = tl.where(top == float("-inf"), 0.0, top)
     weight = tl.exp(lse - shift)
@@ -57,12 +60,14 @@ def _merge(
         weight = tl.exp(tail_lse - shift)
         total += tl.sum(weight, 0)
         acc += tl.sum(weight[:, None] * tail_out, 0)
+    if SINK:
+        total += tl.exp(sink - shift)
     acc = acc / tl.where(total > 0, total, 1.0)
     at = result_ptr + (seq * q_heads + head) * D + d
     tl.store(at, acc.to(result_ptr.dtype.element_ty), mask=d < D)
 
 
-def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tensor:
+def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device, sink_logits: Tensor | None = None) -> Tensor:
     """The normalised output `[seqs, q_heads, d]` over up to three sets of pieces.
 
     Of three the second is one piece.
@@ -73,9 +78,11 @@ def merge(pieces: list[Split], dtype: torch.dtype, device: torch.device) -> Tens
     b = second.out.shape[1] if len(pieces) > 1 else 0
     result = torch.empty(seqs, q_heads, d, dtype=dtype, device=device)
     _merge[(seqs, q_heads)](
-        first.out, first.lse, second.out, second.lse, tail.out, tail.lse, result, q_heads,
+        first.out, first.lse, second.out, second.lse, tail.out, tail.lse,
+        first.lse if sink_logits is None else sink_logits, result, q_heads,
         A=a, A_PAD=triton.next_power_of_2(a), B=b, B_PAD=triton.next_power_of_2(max(1, b)),
         D=d, D_PAD=triton.next_power_of_2(d), TAIL=len(pieces) > 2,
+        SINK=sink_logits is not None,
         num_warps=4,
         # after a join the kernel in front is on another stream too, so nothing may start early
         **(options(seqs) if b == 0 else {"FOLLOW": False}),

@@ -83,7 +83,8 @@ class Averages(Index):
         self.values = Weights(spec.layers, blocks, cache.block)
 
     def observed(self, layer: int) -> Average:
-        return Average(self.values[layer], 1 - self.alpha, self.alpha)
+        sink_logits = self.cache.spec.layers[layer].sink_logits
+        return Average(self.values[layer], 1 - self.alpha, self.alpha, sink_logits=sink_logits)
 
     def saved(self, layers: Sequence[int], table: StepTable) -> list[Callable[[], None]]:
         return listed_rows(self.values.of(layers), table)

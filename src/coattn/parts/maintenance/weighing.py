@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from coattn.cache.kv import KVCache
+from coattn.kernels.sink_logits import softmax
 from coattn.kernels.softcap import softcap
+from coattn.types import LayerShape
 
 Reduce = Callable[[Tensor], Tensor]
 
 
 def weights_over(
-    q: Tensor, keys: Tensor, scale: float, cap: float | None, reduce: Reduce, hidden: Tensor | None = None
+    q: Tensor, keys: Tensor, scale: float, shape: LayerShape, reduce: Reduce, hidden: Tensor | None = None
 ) -> Tensor:
-    """Softmax of q `[queries, q_heads, d]` over keys `[kv_heads, n, d]` -> `[kv_heads, n]`.
+    """Softmax of q `[queries, q_heads, d]` over keys `[kv_heads, n, d]`, and the layer's sinks -> `[kv_heads, n]`.
 
     reduce: how the weights `[group, queries, n]` of the queries and heads of a KV head become one, `[n]`.
     hidden: `[queries, n]`, what a query may not see.
@@ -25,12 +27,14 @@ def weights_over(
     grouped = (
         q.float().view(len(q), keys.shape[0], -1, q.shape[-1]).permute(1, 2, 0, 3)
     )  # [kv_heads, group, queries, d]
-    for own, rows in zip(grouped, keys, strict=True):
+    sinks = shape.sink_logits
+    by_group = [None] * len(keys) if sinks is None else sinks.view(len(keys), -1, 1)
+    for own, rows, logits in zip(grouped, keys, by_group, strict=True):
         scores = own * scale @ rows.float().T  # [group, queries, n]
-        scores = softcap(scores, cap)
+        scores = softcap(scores, shape.softcap)
         if hidden is not None:
             scores = scores.masked_fill(hidden, -torch.inf)
-        by_head.append(reduce(scores.softmax(-1)))
+        by_head.append(reduce(softmax(scores, logits)))
     return torch.stack(by_head)
 
 

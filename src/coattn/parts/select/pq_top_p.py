@@ -13,6 +13,7 @@ from coattn.errors import ConfigError
 from coattn.kernels.attend import attend
 from coattn.kernels.cuda.top_p import Work, refuses
 from coattn.kernels.cuda.top_p import top_p as on_gpu
+from coattn.kernels.sink_logits import with_sink_piece
 from coattn.kernels.top_p import TAILS, top_p
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
@@ -84,7 +85,8 @@ class PqTopP(Select):
             return visible
         assert visible.gpu is not None, "a decode step sees its own token"
         # so few that attending to them twice is less than keeping what was found
-        gpu_lse = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap).lse
+        near = attend(call.q, self.cache.gpu.memory[call.layer], visible.gpu, call.scale, call.shape.softcap)
+        gpu_lse = with_sink_piece(near.lse, call.shape.sink_logits)
         pick = self._pick_here if self._work is None else self._pick_there
         work, left = pick(call, call.table, visible.host, gpu_lse)
         if not self._has_tail():

@@ -13,6 +13,7 @@ from coattn.errors import InputError
 from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.converted import Progress, silent
 from coattn.hf.load import Loaded
+from coattn.kernels.sink_logits import softmax
 from coattn.kernels.softcap import softcap
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
@@ -85,12 +86,20 @@ def make_prompt(tokenizer: Any, text: list[int], length: int, draws: random.Rand
 
 
 def needle_mass(
-    q: Tensor, k: Tensor, prompt: Prompt, scale: float, cap: float | None, sinks: int, recent: int
+    q: Tensor,
+    k: Tensor,
+    prompt: Prompt,
+    scale: float,
+    cap: float | None,
+    sinks: int,
+    recent: int,
+    logits: Tensor | None = None,
 ) -> Tensor:
     """q `[n, q_heads, d]`, k `[n, kv_heads, d]` of a whole prompt -> `[kv_heads]` float32.
 
     Of each query head the weight on the pass key that is asked for, as far as it lies outside the first `sinks` and the
-    last `recent` tokens, averaged over the answers' tokens; of a KV head's query heads the largest.
+    last `recent` tokens, averaged over the answers' tokens; of a KV head's query heads the largest. logits: the
+    layer's `sink_logits`.
     """
     position = torch.arange(len(k), device=k.device)
     asking, wanted = prompt.asking.to(k.device), prompt.wanted.to(k.device)
@@ -98,10 +107,11 @@ def needle_mass(
     far = (position >= sinks) & (position <= asking[:, None] - recent)
     own = far & (position >= wanted[:, :1]) & (position < wanted[:, 1:])
     grouped = q[asking].float().view(len(asking), k.shape[1], -1, k.shape[2])  # [asking, kv_heads, group, d]
+    own_logits = [None] * k.shape[1] if logits is None else logits.view(k.shape[1], -1, 1)
     masses = []
     for head in range(k.shape[1]):
         scores = softcap(torch.einsum("agd,nd->gan", grouped[:, head] * scale, k[:, head].float()), cap)
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        weights = softmax(scores.masked_fill(~seen, -torch.inf), own_logits[head])
         masses.append((weights * own).sum(-1).mean(-1).amax())
     return torch.stack(masses)
 
@@ -119,8 +129,8 @@ class Mass(Probe):
 
     def attend(self, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         if self.layers[layer].sliding_window is None:
-            cap = self.layers[layer].softcap
-            self.total[layer] += needle_mass(q, k, self.prompt, scale, cap, self.sinks, self.recent).cpu()
+            cap, logits = self.layers[layer].softcap, self.layers[layer].sink_logits
+            self.total[layer] += needle_mass(q, k, self.prompt, scale, cap, self.sinks, self.recent, logits).cpu()
 
 
 def score_heads(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.kernels.merge import merge_states
+from coattn.kernels.sink_logits import with_sink_piece
 from coattn.method.row import Composed, compose
 from coattn.method.table import METHODS
 from coattn.parts.call import AttentionCall
@@ -33,7 +34,7 @@ class Noting(Probe):
     last: Attended
 
     def selected(self, group: LayerGroup, call: AttentionCall, selection: Selection, states: Sequence[State]) -> None:
-        lse = merge_states(list(states)).lse[:, 0]
+        lse = with_sink_piece(merge_states(list(states)).lse, call.shape.sink_logits).logsumexp(1)
         gpu, host = (_entries(part, len(lse)) for part in (selection.gpu, selection.host))
         if selection.rows is not None:  # per query head: its group reads more, but it attends to these
             host = host + (to_host(selection.rows).weights > 0).sum(-1).double().mean(-1)

@@ -175,7 +175,7 @@ def weigh_host(choice: Choice, layer: int) -> Tensor:
     def reduce(weights: Tensor) -> Tensor:
         return weights.amax((0, 1)) if entries.peak else weights.mean(1).amax(0)
 
-    return weights_over(q, keys, entries.scale[layer], shape.softcap, reduce)
+    return weights_over(q, keys, entries.scale[layer], shape, reduce)
 
 
 def weigh_window(
@@ -199,7 +199,7 @@ def weigh_window(
     hidden = (position > asking).to(shape.device)
 
     def weigh(reduce: Reduce) -> Tensor:
-        return weights_over(q, keys.transpose(0, 1), scale, shape.softcap, reduce, hidden).T
+        return weights_over(q, keys.transpose(0, 1), scale, shape, reduce, hidden).T
 
     made = weigh(lambda weights: weights.mean(1).amax(0))
     if before > first:
