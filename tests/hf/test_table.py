@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import coattn
@@ -42,6 +43,8 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Of every config, those keys that it has."""
+NOT_ON_OLDEST = ("aria_text", "beam", "internlm3", "iquestcoder", "kolibri1")
+"""Families that do not run with Transformers 5.17, the oldest that is allowed."""
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -145,6 +148,8 @@ def listed() -> dict[str, list[str]]:
 
 def test_the_table_has_every_tested_family() -> None:
     assert {family: row[0] for family, row in listed().items()} == FAMILIES
+    (less,) = re.findall(r"^With Transformers 5.17, .*$", PAGE.read_text(), re.M)
+    assert tuple(re.findall(r"`(\w+)`", less)) == NOT_ON_OLDEST
 
 
 @pytest.mark.slow
@@ -166,6 +171,10 @@ def test_sinks_change_the_tokens() -> None:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SAMPLE])
 def test_so_does_every_other(family: str) -> None:
+    if transformers.__version__.startswith("5.17.") and family in NOT_ON_OLDEST:
+        with pytest.raises((ValueError, UnsupportedError)), coattn.attach(small(family, 0), "full"):
+            pass
+        return
     assert cells(family) == listed()[family][2:]
 
 

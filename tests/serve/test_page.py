@@ -85,6 +85,8 @@ def send(page: Any, text: str) -> None:
 @needs_browser
 def test_a_chat_in_the_browser(page: Any, tmp_path: Path) -> None:
     send(page, "hello")
+    page.locator("#stop").wait_for()
+    assert page.locator(".foot button").count() == 0, "no button that does nothing while an answer is written"
     strip = page.locator(".strip canvas").first
     strip.wait_for()
     seen = set()

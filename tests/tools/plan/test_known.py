@@ -54,6 +54,12 @@ def test_a_folder_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pyte
         find_config(name)
 
 
+def test_a_file_that_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ModelError, match="is neither a GGUF file nor a config.json"):
+        find_config(str(tmp_path / "model.safetensors"))
+
+
 def test_a_name_that_nobody_knows() -> None:
     with pytest.raises(ModelError, match="no model of that name is known") as refused:
         find_config("Qwen3-9B")

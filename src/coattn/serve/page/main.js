@@ -69,9 +69,9 @@ function view(message, index) {
   const foot = element("div", "foot");
   if (message.role === "user") {
     for (const name of message.files || []) foot.append(element("span", "", `${name} `));
-    foot.append(button("Edit", () => edit(index)));
+    if (!running) foot.append(button("Edit", () => edit(index)));
   } else {
-    if (index === now.messages.length - 1) foot.append(button("Regenerate", regenerate));
+    if (!running && index === now.messages.length - 1) foot.append(button("Regenerate", regenerate));
     foot.append(element("span", "", message.stats || ""));
   }
   made.append(body, foot);
@@ -122,9 +122,9 @@ async function answer() {
   const own = now;
   const message = { role: "assistant", content: "", stats: "" };
   own.messages.push(message);
+  running = new AbortController();
   show();
   const target = at("talk").lastElementChild.querySelector(".body");
-  running = new AbortController();
   at("stop").hidden = false;
   at("send").disabled = true;
   note("waiting");

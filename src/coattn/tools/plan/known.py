@@ -110,8 +110,9 @@ def find_config(name: str) -> tuple[str, Mapping[str, Any]]:
         from coattn.hf.kinds import config_of
 
         return path.name, config_of(path)
-    if isdir(path):
-        raise ModelError(f"The folder {path} has no config.json.", "Give the folder of a model, or its hub name.")
+    if isdir(path) or isfile(path):
+        wrong = f"The folder {path} has no" if isdir(path) else f"The file {path} is neither a GGUF file nor a"
+        raise ModelError(f"{wrong} config.json.", "Give the folder of a model, or its hub name.")
     found = _known(name)
     if found is not None:
         return found, _data("models.json")[found]
