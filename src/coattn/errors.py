@@ -10,13 +10,16 @@ if TYPE_CHECKING:
 class CoattnError(Exception):
     """Base of every error coattn raises on purpose.
 
-    `str(error)` is the sentence; `error.hint` is what to do next. The command line prints both and exits with 2.
+    `str(error)` is the sentence; `error.hint` is what to do next, which tracebacks show below the sentence. The command
+    line prints both and exits with 2.
     """
 
     def __init__(self, sentence: str, hint: str = "") -> None:
         super().__init__(sentence)
         self.sentence = sentence
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
 
 
 class ConfigError(CoattnError):

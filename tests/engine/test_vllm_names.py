@@ -1,6 +1,7 @@
 """What someone who knows vLLM types first: its names, `n`, `chat`, its prompts and its outputs."""
 
 import inspect
+import traceback
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def test_vllm_s_names_mean_ours() -> None:
         (output,) = engine.generate("hello", sampling_params=SamplingParams(max_tokens=5, min_tokens=5), use_tqdm=False)
         assert output.new_tokens == 5
         assert output.outputs[0].text == output.text
+
+
+def test_a_traceback_ends_with_the_hint() -> None:
+    with pytest.raises(UnknownNameError) as refused:
+        SamplingParams(temprature=1)
+    assert traceback.format_exception(refused.value)[-1] == "hint: Did you mean temperature?\n"
 
 
 @pytest.mark.parametrize("given", [{"max_tokens": 5, "max_new_tokens": 5}, {"min_tokens": 0, "min_new_tokens": 0}])

@@ -1,6 +1,7 @@
 """What cards differ in: too old ones are refused, and tiles fit into their shared memory."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -30,10 +31,10 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("card", [(7, 0), (7, 5)], indirect=True)
 def test_an_old_card_is_refused_in_one_sentence(card: None) -> None:
     for refuses in (lambda: check_card(GPU), lambda: choose_device("auto"), lambda: choose_device("cuda:0")):
-        with pytest.raises(
-            ConfigError, match=r"^Tesla T4 has compute capability 7\.[05], but .* need 8\.0: .*\.$"
-        ) as at:
+        with pytest.raises(ConfigError) as at:
             refuses()
+        said = r"Tesla T4 has compute capability 7\.[05], but .* need 8\.0: .*\."
+        assert re.fullmatch(said, str(at.value))
         assert "cpu" in at.value.hint
     assert choose_device("cpu").type == "cpu"
 

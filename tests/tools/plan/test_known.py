@@ -56,7 +56,7 @@ def test_a_folder_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pyte
 
 def test_a_file_that_is_no_config(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ModelError, match="is neither a GGUF file nor a config.json"):
+    with pytest.raises(ModelError, match=r"is neither a GGUF file nor a config\.json"):
         find_config(str(tmp_path / "model.safetensors"))
 
 
