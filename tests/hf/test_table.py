@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Of every config, those keys that it has."""
-NOT_ON_OLDEST = ("aria_text", "beam", "internlm3", "iquestcoder", "kolibri1")
+NOT_ON_OLDEST = ("aria_text", "beam", "flint", "internlm3", "iquestcoder", "kolibri1")
 """Families that do not run with Transformers 5.17, the oldest that is allowed."""
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 LINEAR = {
