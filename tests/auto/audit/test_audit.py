@@ -158,15 +158,15 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing(audited: World) 
     job: Future[Finding] = Future()
     ids = audit.host.table.rows[0, :11].long()
     audit._job = Chosen(0, 0, 0, 0, 91), ids, job
-    before = audit.tally.error.count
-    audit._collect(wait=False)
-    assert audit._job is not None, "no step waits for it"
+    before, audit._lag = audit.tally.error.count, 2
+    audited.step(1, 1)
+    assert audit._job is not None, "no step waits for it before its time"
     audited.runtime.truncate(0, audited.lengths[0], 0)
     audited.lengths[0] = 0
     audited.kv[0] = [[torch.empty(0, KV_HEADS, DIM)] * 2 for _ in range(2)]
     one = torch.ones(1, dtype=torch.float64)
     job.set_result(Finding(one, one, one))
-    audit._collect(wait=False)
+    audit._collect()
     assert audit._job is None
     assert audit.tally.error.count == before
     assert audit.of(0).error.count == 0
@@ -174,7 +174,7 @@ def test_a_case_of_a_sequence_that_has_ended_counts_for_nothing(audited: World) 
     again: Future[Finding] = Future()
     again.set_result(Finding(one, one, one))
     audit._job = Chosen(0, 0, 0, 1, 62), audit.host.table.rows[1, :7].long() + 1, again
-    audit._collect(wait=False)
+    audit._collect()
     assert audit.tally.error.count == before
 
 

@@ -2,13 +2,15 @@
 
 What a case needs, its query, output and the block that fills, is written by the step itself into `NotedCase`, a few
 kilobytes at a fixed place; all other keys and values lie in DRAM. After the step the host reads them and attends in
-full, on a GPU in a thread of its own, while later steps run; a step that comes before it is done audits nothing.
+full, on a GPU in a thread of its own, while later steps run. What it finds is taken up a fixed number of steps later,
+whether it was done long before or is waited for, so that what steps do does not hang on the load of the machine. Steps
+between audit nothing.
 """
 
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -29,6 +31,8 @@ from coattn.types import Selection, Step
 log = logging.getLogger("coattn")
 
 NONE = (-1, 0, 0)
+LAG_TOKENS = 4096
+"""On a GPU one step passes until a case is taken up, and one more for every so many tokens that the host reads."""
 
 
 class Chosen(NamedTuple):
@@ -75,13 +79,16 @@ class Audit:
         """Of a GPU: what the side stream reads, until it has been waited for."""
         self._chosen: Chosen | None = None
         self._job: tuple[Chosen, Tensor, Future[Finding]] | None = None
+        self._lag = 0
+        """Steps until it is taken up."""
         self._thread = ThreadPoolExecutor(1, "coattn-audit")
 
     def plan(self, step: Step) -> None:
         """A decode step is about to run: takes up what was found, and chooses the next case."""
         self._drawn = self._draws.getstate(), [*self._deck]
         with self._dropping():
-            self._collect(wait=False)
+            if self._lag <= 0:
+                self._collect()
         gpu = self.cache.gpu
         waits = [self.control.wait(slot) for slot in step.slots]
         self.floors.write([(self.floors.floor * min(1.0, x), max(1.0, x)) for x in waits])
@@ -135,6 +142,7 @@ class Audit:
         self._kept.clear()
 
     def commit(self) -> None:
+        self._lag -= 1
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             with self._dropping():
@@ -149,8 +157,9 @@ class Audit:
         self._copied.flat.copy_(self._noted.flat, non_blocking=True)
         done = stream.record_event()
         self._job = chosen, ids, self._thread.submit(self._measure, chosen, ids, done)
+        self._lag = 1 + chosen.length // LAG_TOKENS
         if not self.cache.spec.fixed:  # what is read meanwhile may move
-            self._collect(wait=True)
+            wait([self._job[2]])
 
     def abort(self) -> None:
         """The step failed: the next one audits what it would have."""
@@ -186,11 +195,12 @@ class Audit:
 
     def release(self) -> None:
         with self._dropping():
-            self._collect(wait=True)
+            self._collect()
         self._thread.shutdown()
 
-    def _collect(self, wait: bool) -> None:
-        if self._job is None or not (wait or self._job[2].done()):
+    def _collect(self) -> None:
+        """Waits for the audit that runs, if one does."""
+        if self._job is None:
             return
         chosen, ids, job = self._job
         self._job = None
