@@ -220,7 +220,7 @@ def test_equals_the_rule_written_out(quality: float, more: dict[str, Any]) -> No
 def test_what_is_wanted_for_later_comes_into_the_pool() -> None:
     came = []
     for far in (1.0, 2.0, 4.0):
-        world, later = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, far=far), 0.0
+        world, later = World(quality=0.8, code_bytes=4, pool_share=0.3, now=4.0, far=far, audit=False), 0.0
         world.step(150, 90)
         for _ in range(12):
             world.step(1, 1)

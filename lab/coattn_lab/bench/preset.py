@@ -105,7 +105,7 @@ def drive_floor(runtime: Runtime, step: Callable[[], Step], fetched: float) -> N
     for _ in range(DRIVEN):
         middle = (low + high) / 2
         for rule in rules:
-            rule.floors.write([(math.exp(middle), 1.0)] * rule.cache.spec.seqs)
+            rule.floors.write(torch.ones(len(rule.cache.spec.layers), rule.cache.spec.seqs), math.exp(middle))
         done = step()
         found = runtime.report(done)
         if sum(found.get(name, 0.0) for name in ("row_entries", "later_entries")) > fetched * done.seqs:

@@ -91,7 +91,7 @@ class WeightFloor(Select):
 
     def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
         super().open(cache, index, maintenance)
-        self.floors = Floors(self.floor, self.now, cache.spec.seqs, cache.spec.device)
+        self.floors = Floors(self.floor, self.now, cache.spec.layers, cache.spec.seqs, cache.spec.device)
 
     def make_audit(self) -> Audit | None:
         """What measures whether the error is as small as promised, where anything can be left out."""
@@ -118,7 +118,7 @@ class WeightFloor(Select):
         if table is None or visible.host is None:
             return visible
         assert visible.gpu is not None, "the new token lies there"
-        blocks, lens, floors = table.column("host_blocks"), table.column("host_lens"), self.floors.rows(len(call.q))
-        pool = self.index.pools[call.layer]
+        blocks, lens = table.column("host_blocks"), table.column("host_lens")
+        floors, pool = self.floors.rows(call.layer, len(call.q)), self.index.pools[call.layer]
         scored = ScoredWork(blocks, lens, table.seq, *floors, math.log(self.far), pool)
         return Selection((NearWork("gpu", visible.gpu), scored))

@@ -52,7 +52,7 @@ class Audit:
         """target: the error of attention's output that the rule promises to keep below."""
         self.cache, self.host, self.floors, self.target = cache, cache.dram, floors, target
         spec, shape = cache.spec, cache.spec.shape
-        self.tally, self.control = Tally(self.target), Control(target, floors.wait)
+        self.tally, self.control = Tally(self.target), Control(target, floors.wait, dict.fromkeys(spec.layers, 0.0))
         self.tallies: dict[int, Tally] = {}
         self.skipped = 0
         """Steps without a case, since the one before was not done."""
@@ -90,8 +90,7 @@ class Audit:
             if self._lag <= 0:
                 self._collect()
         gpu = self.cache.gpu
-        waits = [self.control.wait(slot) for slot in step.slots]
-        self.floors.write([(self.floors.floor * min(1.0, x), max(1.0, x)) for x in waits])
+        self.floors.write(self.control.waits(step.slots))
         rows = [row for row, length in enumerate(step.lengths) if gpu.first(length) > gpu.sinks]
         self._chosen = None
         if rows and self._job is None:
@@ -183,12 +182,12 @@ class Audit:
 
     def report(self) -> dict[str, Any]:
         """See `Tally.summary`; wait: how many floors a missing token must weigh to be waited for, the mean over running
-        sequences; less than 1: the floor is lowered by so much. failed: audits that raised, which cost their steps
-        nothing."""
-        waits = [self.control.wait(slot) for slot in list(self.tallies) or [-1]]
+        sequences and layers; less than 1: the floor is lowered by so much. failed: audits that raised, which cost their
+        steps nothing."""
+        waits = self.control.waits(list(self.tallies) or [-1])
         return {
             **self.tally.summary(),
-            "wait": round(sum(waits) / len(waits), 4),
+            "wait": round(float(waits.mean()), 4),
             "skipped": self.skipped,
             "failed": self.failed,
         }
@@ -213,7 +212,7 @@ class Audit:
         error, missed, estimated = float(finding.error[0]), float(finding.missed[0]), float(finding.estimated[0])
         for tally in (self.tally, self.of(chosen.slot)):
             tally.add(error, missed, estimated)
-        self.control.add(chosen.slot, error)
+        self.control.add(chosen.slot, chosen.layer, error)
 
     def _measure(self, chosen: Chosen, ids: Tensor, done: Any) -> Finding:
         """Only reads. done: on a GPU, the event after which the step and its copy are over."""

@@ -1,16 +1,20 @@
 """How much of what it lacks a step waits for, so that the error stays as small as was promised."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 AIM = 0.75
 """Of the target: what the control aims at, so that chance takes few answers past it."""
 LARGEST = 32.0
 """A case counts as at most so many times what is aimed at."""
-GAIN = 1 / 64
-"""Of a run that has gone on for long, what a case changes."""
-FIRST = 1 / 8
-"""What the first case changes."""
+GAIN = 1 / 32
+"""What a case changes everywhere."""
+LAYER_GAIN = 1 / 4
+"""What it changes in its layer: errors differ most between layers, little within one."""
 START = 2.0
 """Floors that a missing token must weigh at first, to be waited for."""
 LEAST = 1 / 16
@@ -19,38 +23,46 @@ LEAST = 1 / 16
 
 @dataclass
 class Control:
-    """One number for each request: how many floors a missing token must weigh for a step to wait for it.
+    """Of each request and layer: how many floors a missing token must weigh for a step to wait for it.
 
     The more a step waits for, the smaller its error and the longer it takes. Less than one floor lowers the floor
     itself, for tokens in the pool too. After every audited case the number's logarithm falls by what the error is above
-    what is aimed at, or rises by what it is below (Robbins and Monro, 1951), so that the mean error settles there. Half
-    of a change is the request's own, and half the run's, with which new requests begin.
+    what is aimed at, or rises by what it is below (Robbins and Monro, 1951), so that the mean error settles there. Most
+    of a change is the layer's, for all requests; of the rest half is the request's own, and half the run's.
     """
 
     target: float
     most: float
     """Never more floors than that."""
-    cases: int = 0
+    layers: dict[int, float]
+    """How far each is from the run's, as a logarithm, as all of them; their mean is 0."""
     run: float = field(init=False)
-    """A logarithm, as all of them."""
     own: dict[int, float] = field(init=False, default_factory=dict)
-    """By sequence, of those that were audited."""
+    """How far sequences that were audited are from it."""
 
     def __post_init__(self) -> None:
-        self.run = self._clamped(math.log(START))
+        self.run = math.log(min(START, self.most))
 
-    def add(self, slot: int, error: float) -> None:
+    def add(self, slot: int, layer: int, error: float) -> None:
         """A case of a sequence was found."""
         off = 1 - min(error / (AIM * self.target), LARGEST)
-        gain = max(GAIN, FIRST / (1 + FIRST * self.cases))
-        before = self.own.get(slot, self.run)
-        self.own[slot] = self._clamped(before + gain * off)
-        self.run = self._clamped(self.run + (self.own[slot] - before) / 2)
-        self.cases += 1
+        before, whole = math.log(self.wait(slot, layer)), GAIN + LAYER_GAIN
+        change = (self._clamped(before + whole * off) - before) / whole
+        self.layers[layer] += LAYER_GAIN * change
+        self.own[slot] = self.own.get(slot, 0.0) + GAIN / 2 * change
+        middle = sum(self.layers.values()) / len(self.layers)
+        self.run += GAIN / 2 * change + middle
+        self.layers = {name: x - middle for name, x in self.layers.items()}
 
-    def wait(self, slot: int) -> float:
-        """How many floors a token that a sequence lacks must weigh to be waited for."""
-        return math.exp(self.own.get(slot, self.run))
+    def wait(self, slot: int, layer: int) -> float:
+        """How many floors a token that a sequence lacks must weigh to be waited for in a layer."""
+        return math.exp(self._clamped(self.run + self.own.get(slot, 0.0) + self.layers[layer]))
+
+    def waits(self, slots: Sequence[int]) -> Tensor:
+        """The same of every layer and of these sequences, `[layers, slots]` float32."""
+        own = torch.tensor([self.run + self.own.get(slot, 0.0) for slot in slots])
+        layers = torch.tensor([*self.layers.values()])[:, None]
+        return (own + layers).clamp(math.log(LEAST), math.log(self.most)).exp()
 
     def forget(self, slot: int) -> None:
         self.own.pop(slot, None)
