@@ -210,8 +210,9 @@ class Sketch(BookedIndex):
             weight = torch.arange(k.shape[1], device=k.device).repeat(k.shape[0], 1).float()  # the newest
         else:
             weight = weights(last, k)
-        pinned = unlike.topk(min(pool.pins, count)).indices
-        fill_pool(pool, slot, weight.scatter_(1, pinned, torch.inf).topk(count, dim=-1).indices, k, v)
+        # sorted as a whole: the best of many are found by more kernels than that takes
+        pinned = unlike.sort(descending=True).indices[:, : min(pool.pins, count)]
+        fill_pool(pool, slot, weight.scatter_(1, pinned, torch.inf).sort(descending=True).indices[:, :count], k, v)
         gpu.pooled[slot] = count // block
         if layer == next(reversed(self.tables)):
             del self._filling[slot]

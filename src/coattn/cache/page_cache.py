@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -55,10 +54,9 @@ class PageCache:
 
     def find(self, blocks: Sequence[BlockGeneration]) -> tuple[int, list[Page]]:
         """Of these blocks: how many of the first are cached at most, and their pages."""
-        longest, best = 0, None
+        longest, best, blocks = 0, None, list(blocks)
         for prompt in self._prompts:
-            pairs = zip(prompt.blocks, blocks, strict=False)
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            common = _common(prompt.blocks, blocks)
             if common > longest:
                 longest, best = common, prompt
         if best is None:
@@ -79,3 +77,12 @@ class PageCache:
     def drop_oldest(self) -> CachedPrompt | None:
         """The least recently used is cached no more."""
         return self._prompts.pop(0) if self._prompts else None
+
+
+def _common(one: Sequence[BlockGeneration], other: Sequence[BlockGeneration]) -> int:
+    """How many of the first blocks are the same; thousands, most often, or none."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low

@@ -10,7 +10,7 @@ from tests.kernels.cards import SHARED, usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from coattn.kernels.pool_memory import COLD, FRESH, NEVER, NONE
+from coattn.kernels.pool_memory import COLD, FRESH, LONG_AGO, NEVER, NONE
 from coattn.kernels.triton import (
     append,
     attend,
@@ -182,18 +182,23 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             fill_pool._weigh,
-            {"GROUP": 4, "KEYS": fill_pool.KEYS, "ROWS": fill_pool.QUERIES, "D": d, "D_PAD": d, "FIRST": first}
+            {"GROUP": 4, "KEYS": fill_pool.keys_of(d), "ROWS": fill_pool.QUERIES, "D": d, "D_PAD": d, "FIRST": first}
             | {"PRECISION": "tf32"},
         )
         for d in (64, 256)
         for first in (True, False)
     ),
+    (fill_pool._whole, {"TILES_PAD": fill_pool.TILES}),
     (fill_pool._learn, {"ROWS": fill_pool.LEARNT, "D": 128, "CHANNELS": fill_pool.CHANNELS}),
     *(
         (kernel, {"IN_8_BITS": packed, **constants})
         for packed in (False, True)
         for kernel, constants in (
-            (fill_pool._books, {"FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}),
+            (
+                fill_pool._books,
+                {"GROUP": 5, "GROUP_PAD": 8, "FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}
+                | {"LONG_AGO": LONG_AGO},
+            ),
             (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 128, "D_PAD": 128}),
         )
     ),
@@ -209,9 +214,12 @@ TYPES: dict[Any, dict[str, str]] = {
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
     sketch._lost: {"keys_ptr": "*bf16", "worth_ptr": "*bf16", "base_ptr": "*fp32"},
     fill_pool._learn: {},
+    fill_pool._whole: {"whole_ptr": "*fp32"},
     fill_pool._weigh: {},
     fill_pool._books: dict.fromkeys(("place_ptr", "listed_ptr"), "*i16")
-    | {"margin_ptr": "*fp16", "chosen_ptr": "*i64"},
+    | {"margin_ptr": "*fp16", "chosen_ptr": "*i64"}
+    | dict.fromkeys(("evict_ptr", "since_ptr"), "*i32")
+    | dict.fromkeys(("bound_ptr", "est_ptr"), "*fp32"),
     fill_pool._put: {"chosen_ptr": "*i64"},
 }
 """What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""

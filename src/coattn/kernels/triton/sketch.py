@@ -187,6 +187,7 @@ def lost(keys: Tensor, kept: Tensor, blocks: Tensor, sketcher: Sketcher) -> Tens
     _lost[(heads, triton.cdiv(n, ROWS))](
         keys, kept, blocks, sketcher.worth, sketcher.base, out, n, keys.stride(0), keys.stride(1), kept.stride(0),
         kept.stride(1), BLOCK=size, ROWS=ROWS, WORDS=words, D=d, D_PAD=max(16, triton.next_power_of_2(d)),
-        PRECISION="ieee" if keys.dtype == torch.float32 else "tf32", num_warps=8 if d > 64 else 4,
+        PRECISION="ieee" if keys.dtype == torch.float32 else "tf32", num_warps=4 if d <= 128 else 8,
+        num_stages=3 if d <= 128 else 2,
     )  # fmt: skip
     return out
