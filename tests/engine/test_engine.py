@@ -59,13 +59,13 @@ def test_every_family_in_a_batch(family: str) -> None:
         assert [each.token_ids for each in engine.generate(ids, greedy(12))] == want
 
 
-@pytest.mark.parametrize("method", EXACT)
-def test_preemption_changes_no_text(method: str) -> None:
+@pytest.mark.parametrize(("method", "family"), [*((method, None) for method in EXACT), ("full", "qwen3_moe")])
+def test_preemption_changes_no_text(method: str, family: str | None) -> None:
     """A budget for about two of the five: some are thrown out and read again."""
-    ids = [prompt(n, seed=3) for n in (20, 30, 25, 10, 35)]
+    ids = [[3 + i % 150 for i in prompt(n, seed=3)] for n in (20, 30, 25, 10, 35)]
     params = [greedy(90, ignore_eos=True)] * len(ids)
-    model = small()
-    with llm("full", max_batch=1) as probe:
+    model = small() if family is None else tiny(family)
+    with coattn.LLM((model, None), "full", max_batch=1, max_length=256, chunk=32, block=8) as probe:
         bytes_per_token = probe.engine.runner.runtime.bytes_for(256)["gpu"] // 256
     with coattn.LLM((model, None), method, max_batch=5, max_length=256, chunk=32, block=8) as roomy:
         want = [each.token_ids for each in roomy.generate(ids, params)]

@@ -23,6 +23,11 @@ OF_EVERY_ROW = [
     for i, row in enumerate(METHODS)
 ]
 SOME = random.Random(SEED).sample(ALL, 32)
+EXPERTS = [
+    Case("cpu", "qwen3_moe", "decode", 1, after=True),
+    Case("full", "glm4_moe", "mixed", 2, after=False),
+    Case("cpu", "mixtral", "prefix", 1, after=True),
+]
 ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 40)
 
 
@@ -42,7 +47,7 @@ def test_a_step_of_every_row_may_fail(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="steps that a GPU replays have cases of their own")
-@pytest.mark.parametrize("case", SOME, ids=str)
+@pytest.mark.parametrize("case", [*SOME, *EXPERTS], ids=str)
 def test_a_step_may_fail_anywhere(case: Case) -> None:
     check(case)
 

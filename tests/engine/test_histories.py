@@ -17,6 +17,9 @@ QUICK = [
     ("hcattention", "llama"),
     ("hgca", "gemma3"),
     ("auto", "llama"),
+    ("full", "qwen3_moe"),
+    ("cpu", "glm4_moe"),
+    ("offload", "mixtral"),
 ]
 
 

@@ -65,7 +65,9 @@ def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = t
     name, options = FAMILIES[family]
     torch.manual_seed(sum(map(ord, family)))
     # eager: what else Transformers may choose by itself leaves out soft-capping in some releases
-    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**options), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        getattr(transformers, name)(**options), attn_implementation="eager", experts_implementation="eager"
+    )
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if parameter.ndim > 1:

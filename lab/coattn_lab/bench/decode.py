@@ -16,9 +16,9 @@ import torch
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
 from coattn.hf.architectures import describe_layers
+from coattn.hf.experts import weights_read
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
-from coattn.hf.stored import weight_bytes
 from coattn.method.row import Composed, Method, compose, find_parts
 from coattn.method.table import find_method
 from coattn.step.runtime import Runtime
@@ -152,7 +152,7 @@ class Bench:
         self.model, self.shapes, self.limits, self.pipeline = model, shapes, limits, pipeline
         self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
-        self.weights = weight_bytes(model)
+        self.weights = weights_read(model)
 
     def run(self, cases: list[Case], seconds: float) -> Iterator[Row]:
         """Measures case after case; each gives its memory back before the next."""
@@ -297,7 +297,7 @@ class Bench:
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,
             "steps": len(taken),
-            "floor_ms": self._floor_ms(gpu, host, on_cpu, dram_gbps),
+            "floor_ms": self._floor_ms(self.weights.of(case.batch) + gpu, host, on_cpu, dram_gbps),
             "dram_gbps": dram_gbps,
             "cpu_ratio": host / (gpu + host) if on_cpu and gpu + host else 0.0,
             "gpu_kv_bytes": held["gpu"],
@@ -306,10 +306,11 @@ class Bench:
         }
 
     def _floor_ms(self, gpu: int, host: int, on_cpu: bool, dram_gbps: float | None) -> float | None:
+        """gpu: bytes read there, weights among them."""
         dram = dram_gbps or self.limits["dram_gbps"]
         if self.limits["hbm_gbps"] is None:
-            return float((self.weights + gpu + host) / dram / GB * 1e3)
-        hbm = (self.weights + gpu) / self.limits["hbm_gbps"]
+            return float((gpu + host) / dram / GB * 1e3)
+        hbm = gpu / self.limits["hbm_gbps"]
         link = host / (dram if on_cpu else self.limits["pcie_gbps"])
         return float(max(hbm, link) / GB * 1e3)
 

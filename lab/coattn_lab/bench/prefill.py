@@ -15,8 +15,8 @@ from coattn.cache.ledger import Ledger
 from coattn.engine.runner.capture import choose_runner
 from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
+from coattn.hf.experts import weights_read
 from coattn.hf.forward import Session
-from coattn.hf.stored import weight_bytes
 from coattn.kernels.prompt.choice import draw, flaw
 from coattn.kernels.prompt.kernels import KERNELS, Kernel
 from coattn.kernels.prompt.mask import Mask, Shape
@@ -101,7 +101,7 @@ def floor_s(model: Any, tokens: int) -> float:
     config, device, dtype = model.config, model.device, model.dtype
     products = product_tflops(device, dtype, config.hidden_size, config.intermediate_size)
     head = model.get_output_embeddings().weight
-    linear = 2 * tokens * (weight_bytes(model) - head.nbytes) / head.element_size()
+    linear = 2 * tokens * (weights_read(model).of(1) - head.nbytes) / head.element_size()
     attention = 0.0
     for layer in describe_layers(model):
         mask = Mask(True, layer.sliding_window, 0, layer.softcap).over(tokens)

@@ -14,7 +14,7 @@ import torch
 from coattn.engine.llm import LLM
 from coattn.engine.sampling.params import SamplingParams
 from coattn.errors import CoattnError
-from coattn.hf.stored import weight_bytes
+from coattn.hf.experts import weights_read
 from coattn.native import default_threads
 from coattn_lab.bench.core_limits import stream_read_gbps
 from coattn_lab.bench.drift import Drift, noise_for
@@ -199,7 +199,7 @@ def floor_s(model: Any, items: list[Item], max_batch: int) -> dict[str, float]:
     gbps = hbm_gbps(model.device) if model.device.type == "cuda" else stream_read_gbps(default_threads(), 256 << 20)
     decoded = sum(item.new_tokens - 1 for item in items)
     steps = max(math.ceil(decoded / max_batch), max(item.new_tokens - 1 for item in items))
-    decode = steps * weight_bytes(model) / gbps / 1e9
+    decode = steps * weights_read(model).of(max_batch) / gbps / 1e9
     last = max(item.arrival_s for item in items)
     return {"prompts_s": prompts, "decode_s": decode, "floor_s": max(prompts + decode, last)}
 

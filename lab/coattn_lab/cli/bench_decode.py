@@ -97,7 +97,7 @@ def measure(cases: list[Any], options: dict[str, Any], title: str, path: Path | 
     budget = parse_bytes(options["gpu_kv"], "--gpu-kv")
     pipeline = None if options.get("several") is None else _divided(model, *options["several"])
     run = bench_decode.Bench(model, options["shapes"], found, budget, options["steps"], pipeline=pipeline)
-    result = {"rows": [], "limits": found, "weight_bytes": run.weights, **provenance()}
+    result = {"rows": [], "limits": found, "weight_bytes": run.weights.of(1), **provenance()}
     collect(run, cases, options["seconds"], title, path, result)
     return result
 

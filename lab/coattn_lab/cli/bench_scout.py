@@ -121,7 +121,7 @@ def speed(figure: str, options: dict[str, Any], path: Path | None) -> dict[str, 
         "figure": figure,
         "rows": [],
         "limits": found,
-        "weight_bytes": run.weights,
+        "weight_bytes": run.weights.of(1),
         "memory": memory,
         **provenance(),
     }

@@ -172,7 +172,7 @@ class LLM(AbstractContextManager["LLM"]):
             self.vocabulary, self._layers = session.vocabulary, session.layers
             self.runner = choose_runner(session, runtime, max_batch, sizes)
             undo.callback(self.runner.close)
-            self.not_captured, self.not_mixed = runtime.uncaptured(), runtime.unmixed()
+            self.not_captured, self.not_mixed = self.runner.uncaptured, runtime.unmixed()
             key = tier.key(loaded.model, session.layers)
             folder = tier.open(key)
             if folder is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,8 +12,9 @@ from transformers.integrations.moe import batched_mm_experts_forward
 
 from coattn.hf.stored import weight_bytes
 
-GROUPED = "grouped_mm"
-"""The implementation for prompts: it reads each expert once, and of those that tokens use."""
+GROUPED, COPYING = "grouped_mm", "batched_mm"
+"""Implementations: one that reads each expert once, of those that tokens use, and one that copies the weights that each
+token uses."""
 
 
 class WeightsRead(NamedTuple):
@@ -74,16 +75,23 @@ def breaks_capture(x: Tensor) -> bool:
     return x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device)[0] not in (9, 10)
 
 
-@contextmanager
-def grouped(model: nn.Module) -> Iterator[None]:
+def grouped(model: nn.Module) -> AbstractContextManager[None]:
     """Experts on a GPU whose implementation is a loop or copies weights are grouped products inside this block."""
-    configs: dict[int, Any] = {id(m.config): m.config for m in expert_modules(model) if next(m.parameters()).is_cuda}
-    before = [(each, each._experts_implementation_internal) for each in configs.values()]
-    for config, name in before:
-        if name in (None, "eager", "batched_mm"):
-            config._experts_implementation_internal = GROUPED
+    there = [m for m in expert_modules(model) if m.down_proj.is_cuda and m.down_proj.dtype != torch.float64]
+    return implemented(there, GROUPED, (None, "eager", COPYING))
+
+
+@contextmanager
+def implemented(modules: Iterable[Any], name: str, instead_of: Container[str | None] | None = None) -> Iterator[None]:
+    """Modules of experts are computed by another of Transformers' implementations inside this block. instead_of: where
+    it is one of these; None: everywhere."""
+    configs = {id(module.config): module.config for module in modules}
+    before = [(config, config._experts_implementation_internal) for config in configs.values()]
     try:
+        for config, own in before:
+            if instead_of is None or own in instead_of:
+                config._experts_implementation_internal = name
         yield
     finally:
-        for config, name in before:
-            config._experts_implementation_internal = name
+        for config, own in before:
+            config._experts_implementation_internal = own

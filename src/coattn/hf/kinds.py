@@ -15,12 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_layers, attention_modules
+from coattn.hf.experts import COPYING, expert_modules, implemented, top_of
+from coattn.hf.fuse.experts import expert_form
 from coattn.hf.fuse.layer import layer_form
 from coattn.hf.fuse.siblings import find_siblings
 from coattn.hf.gguf.header import read_header
 from coattn.hf.load import choose_dtype, hub_options
-from coattn.hf.probe import look_at
+from coattn.hf.probe import look_at, routed_to
 from coattn.hf.refusals import explained
+from coattn.hf.waits import waits
 
 
 def config_of(gguf: Path) -> dict[str, Any]:
@@ -65,7 +68,8 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         )
         for x, layer in zip(look_at(model), attention_layers(model), strict=True)
     ]
-    kinds = Counter(layers)
+    kinds, late = Counter(layers), _waits(model)
+    how = "captured" if on_gpu and late is None else "layer by layer"
     kernel, rows = import_module(f"coattn.kernels.{'triton' if on_gpu else 'native'}.attend"), []
     for (window, heads, on, size, sinks, fused), count in kinds.items():
         q = torch.empty(1, 1, heads, size, dtype=choose_dtype("auto", device), device=device)
@@ -73,8 +77,16 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         choice = ["reference" if why else "Triton" if on_gpu else "C++ kernels", *["fused"] * (fused and on_gpu)]
         rows.append({
             "part": f"{count} layers over {'all tokens' if window is None else f'the last {window:,} tokens'}",
-            "choice": ", ".join([*choice, "captured" if on_gpu else "layer by layer"]),
+            "choice": ", ".join([*choice, how]),
             "reason": why or f"{heads} query heads on {on}, each of {size} numbers{' and a sink' if sinks else ''}",
+        })  # fmt: skip
+    top = top_of(model)
+    for (experts, own), count in Counter(map(_mixture, expert_modules(model))).items():
+        fast, name = plain and own and on_gpu, model.config._experts_implementation
+        rows.append({
+            "part": f"{count} layers of {experts} experts, of which a token uses {top}",
+            "choice": f"{'Triton' if fast else name}, {how}",
+            "reason": late or (f"prompts by {name}; only experts in use are read" if fast else "Transformers' own"),
         })  # fmt: skip
     ahead = {"part": "queries a layer ahead", "choice": "predicted", "reason": "`scout` and `infinigen` need them"}
     try:
@@ -82,6 +94,20 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     except UnsupportedError as error:
         ahead |= {"choice": "not predicted", "reason": error.sentence}
     return [*rows, ahead]
+
+
+def _mixture(module: Any) -> tuple[int, bool]:
+    """How many experts there are, and whether their kernels over a few tokens are ours."""
+    return len(module.down_proj), expert_form(module) is not None
+
+
+def _waits(model: Any) -> str | None:
+    """Why steps of a model without weights would not be captured."""
+    decoder = model.get_decoder()
+    ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    copying = implemented(expert_modules(model), COPYING)
+    with routed_to(decoder.config, lambda _, q, *__, **___: (q.transpose(1, 2), None)), torch.device("meta"), copying:
+        return waits(lambda: decoder(input_ids=ids, attention_mask=ids + 1, position_ids=ids, use_cache=False))
 
 
 def _with_numbers(model: Any) -> Any:

@@ -17,7 +17,7 @@ from coattn.errors import ConfigError
 from coattn.hf.architectures import layers_of
 from coattn.hf.fuse.forms import replaced
 from coattn.hf.fuse.siblings import projections
-from coattn.hf.stored import bytes_of, move_buffers, move_parameter, stored
+from coattn.hf.stored import bytes_of, is_plain, move_buffers, move_parameter, stored
 
 SLOTS = 2
 """Layers' worth of staging memory on the GPU: one is computed with while the next comes in."""
@@ -204,7 +204,7 @@ class StagedWeights:
 def _refuse_packed(layers: Iterable[nn.Module]) -> None:
     """Raises ConfigError where weights are not parameters whose bytes can be copied."""
     for name, weight in (each for layer in layers for each in stored(layer)):
-        if type(weight) is not nn.Parameter:
+        if type(weight) is not nn.Parameter and not is_plain(weight):
             form = type(weight).__name__ if isinstance(weight, nn.Parameter) else "buffers"
             raise ConfigError(
                 f"weights_on_gpu is given, but the weights of {name} are quantised in a form ({form}) that cannot be "

@@ -8,6 +8,7 @@ import torch
 
 from coattn.engine.plan.kv import held as counted
 from coattn.hf.architectures import describe_layers
+from coattn.hf.experts import weights_read
 from coattn.method.row import compose
 from coattn.method.table import METHODS as ROWS
 from coattn.tools.plan.estimate import METHODS, Machine, estimate, held, longest
@@ -44,7 +45,8 @@ def test_kv_bytes_are_those_of_the_ledger(name: str, method: str, batch: int, to
     [
         ("Llama-3.1-8B-Instruct", 8.03), ("Llama-3.1-70B-Instruct", 70.6), ("Llama-3.2-1B-Instruct", 1.236),
         ("Qwen2.5-7B-Instruct", 7.62), ("Qwen2.5-Coder-1.5B-Instruct", 1.54), ("Qwen3-8B", 8.19), ("Qwen3-32B", 32.8),
-        ("Qwen3-30B-A3B", 30.5), ("Mistral-Small-24B-Instruct-2501", 23.6), ("gemma-2-9b-it", 9.24),
+        ("Qwen3-30B-A3B", 30.5), ("Qwen3-Coder-30B-A3B-Instruct", 30.5), ("GLM-4.5-Air", 106.9),
+        ("Mixtral-8x7B-Instruct-v0.1", 46.7), ("Mistral-Small-24B-Instruct-2501", 23.6), ("gemma-2-9b-it", 9.24),
         ("gemma-3-12b-it", 11.8), ("phi-4", 14.7), ("glm-4-9b-chat-hf", 9.4), ("gpt-neox-20b", 20.6),
     ],
 )  # fmt: skip
@@ -52,8 +54,22 @@ def test_weights_are_as_many_as_model_cards_say(name: str, billions: float) -> N
     assert shape_of(name).weight_bytes == pytest.approx(2e9 * billions, rel=0.02)
 
 
-def test_of_experts_a_token_uses_a_few() -> None:
-    assert shape_of("Qwen3-30B-A3B").active_params == pytest.approx(3.3e9, rel=0.08)
+@pytest.mark.parametrize(("name", "billions"), [("Qwen3-30B-A3B", 3.3), ("GLM-4.5-Air", 12.9), ("Mixtral-8x7B", 12.9)])
+def test_of_experts_a_token_uses_a_few(name: str, billions: float) -> None:
+    model = shape_of(name)
+    assert model.active_params == pytest.approx(billions * 1e9, rel=0.08)
+    assert model.read_bytes(1) == model.active_weight_bytes
+    reads = [model.read_bytes(batch) for batch in (1, 2, 4, 1000)]
+    assert reads == sorted(reads)
+    assert reads[1] < 2 * reads[0]
+    assert reads[3] == pytest.approx(model.weight_bytes - model.config["vocab_size"] * model.hidden * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "GLM-4.5-Air", "Mixtral-8x7B", "Qwen3-8B"])
+def test_a_plan_reads_what_the_model_itself_does(name: str) -> None:
+    read, shape = weights_read(random_model(name.lower(), torch.device("meta"), torch.bfloat16)), shape_of(name)
+    for batch in (1, 4, 64):
+        assert shape.read_bytes(batch) == pytest.approx(read.of(batch), rel=0.001)
 
 
 @pytest.mark.parametrize(("name", "gib"), [("openai/gpt-oss-20b", 12.8), ("deepseek-ai/DeepSeek-V3", 641)])

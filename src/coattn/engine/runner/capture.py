@@ -238,7 +238,9 @@ def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequenc
         runtime.probes.remove(runner.clock)
     if session.device.type == "cuda":
         log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
-    return Runner(session, runtime, slots)
+    plain = Runner(session, runtime, slots)
+    plain.uncaptured = reason
+    return plain
 
 
 def capture_sizes(most: int) -> tuple[int, ...]:

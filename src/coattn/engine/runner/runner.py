@@ -41,6 +41,8 @@ class Runner:
     best: list[int] | None = None
     """The most likely token of each row of the last `decode`, where it is known without sampling; negative where the
     logits were not finite."""
+    uncaptured: str | None = None
+    """Why decode steps run layer by layer, where `choose_runner` chose so."""
     launched: Callable[[], None] | None = None
     """Called while a GPU is at work on a `decode` and the host has nothing to do; never where steps run layer by
     layer."""

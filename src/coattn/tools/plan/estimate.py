@@ -247,10 +247,8 @@ def step_seconds(method: str, model: ModelShape, batch: int, tokens: int, machin
         pcie = row * full * tokens
     elif method != "full":
         cpu = row * full * tokens * DRAM_SHARE[method]
-    experts = bool(model.config.get("num_experts_per_tok"))
-    used = min(model.weight_bytes, model.active_weight_bytes * (batch if experts else 1))  # of experts, at most all
     over_layers = LAYER_S.get(method, TIERED_LAYER_S) * model.layers
-    own = OVER_FLOOR * (used + windows + near) / machine.card.hbm + over_layers
+    own = OVER_FLOOR * (model.read_bytes(batch) + windows + near) / machine.card.hbm + over_layers
     beside = cpu / machine.dram_rate
     over = pcie / machine.card.pcie
     # scout's CPU works a layer ahead; the others' work beside the GPU's own part of the layer

@@ -36,6 +36,15 @@ class ModelShape(NamedTuple):
     """Of these, what a decode step of one sequence reads: without the embedding table, and of experts those in use."""
     active_params: int
     """Weights that a token is multiplied with."""
+    expert_bytes: int = 0
+    """Of all experts together, those that every token uses not."""
+    expert_share: float = 1.0
+    """Of these, what one token uses."""
+
+    def read_bytes(self, batch: int) -> int:
+        """Weights that a decode step of so many sequences reads, if each chooses its experts by itself."""
+        more = (1 - self.expert_share) - (1 - self.expert_share) ** batch
+        return self.active_weight_bytes + round(more * self.expert_bytes)
 
     @property
     def layers(self) -> int:
@@ -80,7 +89,7 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         q_heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
         kv_heads = int(config.get("num_key_value_heads") or q_heads)
         head_dim = int(config.get("head_dim") or config["hidden_size"] // q_heads)
-        table, each, used = _params(config, q_heads, kv_heads, head_dim)
+        table, always, experts, share = _params(config, q_heads, kv_heads, head_dim)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(
             f"The config of {name} lacks a model's dimensions ({type(error).__name__}: {error}).",
@@ -100,26 +109,30 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         _windows(config, layers),
         None if positions is None else int(positions),
         item,
-        round(tables + layers * each * bits / 8),
-        round(table * item + layers * used * bits / 8),
-        table + layers * used,
+        round(tables + (always + experts) * bits / 8),
+        round(table * item + (always + share * experts) * bits / 8),
+        table + always + round(share * experts),
+        round(experts * bits / 8),
+        share,
     )
 
 
-def _params(config: Mapping[str, Any], q_heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """Weights of the embedding table, of a layer, and of those that a token uses of a layer."""
+def _params(config: Mapping[str, Any], q_heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int, float]:
+    """Weights of the embedding table, of the layers without experts, of all experts, and which share of these a token
+    uses."""
     hidden = int(config["hidden_size"])
     attention = hidden * head_dim * (2 * q_heads + 2 * kv_heads)
     inner = int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden)
     products = 2 if config.get("model_type") in PLAIN_MLP else 3
     experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0)
-    table = int(config["vocab_size"]) * hidden
-    if not experts:
-        return table, attention + products * hidden * inner, attention + products * hidden * inner
-    one = products * hidden * int(config.get("moe_intermediate_size") or inner)
-    router = hidden * experts
-    taken = int(config.get("num_experts_per_tok") or 1)
-    return table, attention + router + experts * one, attention + router + taken * one
+    table, layers = int(config["vocab_size"]) * hidden, int(config["num_hidden_layers"])
+    dense = int(config.get("first_k_dense_replace") or 0) + len(config.get("mlp_only_layers") or ())
+    mixed = max(0, layers - dense) if experts else 0
+    small = int(config.get("moe_intermediate_size") or inner)
+    shared = int(config.get("n_shared_experts") or 0) * small + int(config.get("shared_expert_intermediate_size") or 0)
+    beside = (layers - mixed) * products * hidden * inner + mixed * hidden * (experts + products * shared)
+    share = min(1.0, int(config.get("num_experts_per_tok") or 1) / experts) if experts else 1.0
+    return table, layers * attention + beside, mixed * experts * products * hidden * small, share
 
 
 def _bits(quantised: Mapping[str, Any]) -> float:
