@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from coattn.errors import BudgetError
-from coattn_lab.bench.random_model import AutoModelForCausalLM, random_model
+from coattn_lab.bench.decode import Bench, Case
+from coattn_lab.bench.random_model import SHAPES, AutoModelForCausalLM, random_model
 
 make = AutoModelForCausalLM.from_config
 
@@ -23,3 +24,16 @@ def test_weights_that_do_not_fit_are_never_drawn(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", without_memory)
     with pytest.raises(BudgetError, match=r"qwen3-8b in float32 need 30\.5 GiB of memory, but only 20\.0 GiB is free"):
         random_model("qwen3-8b", torch.device("cpu"), torch.float32)
+
+
+def test_a_floor_has_the_experts_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    monkeypatch.setitem(SHAPES, "mixture", {**SHAPES["tiny"], **sizes, "head_dim": 16})
+    model, limits = random_model("mixture", torch.device("cpu"), torch.float32), {"dram_gbps": 1.0, "hbm_gbps": None}
+    run = Bench(model, "mixture", limits, None, 4)
+    rows = list(run.run([Case("full", batch, 64) for batch in (1, 2)], 0.1))
+    token, one = 64 * 2 * 2 * 2 * 16 * 4, 3 * 64 * 32 * 4
+    extra = (rows[1].floor_ms or 0) - (rows[0].floor_ms or 0)
+    assert extra == pytest.approx((token + 2 * 1.5 * one) / 1e6, rel=0.05), (
+        "of 8 experts 3.5 in place of 2, in 2 layers"
+    )

@@ -249,6 +249,18 @@ def test_experts(tokens: int, top: int, count: int) -> None:
     torch.testing.assert_close(got, experts.experts(x, index, w, wide, down), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+def test_experts_of_a_whole_model(tokens: int) -> None:
+    """Shapes of Qwen3-30B-A3B."""
+    dtype, count, top = torch.bfloat16, 128, 8
+    x, w = random(tokens, 2048, dtype=dtype), random(tokens, top, dtype=dtype, seed=1)
+    wide, down = (0.02 * torch.randn(count, *n, device=DEVICE, dtype=dtype) for n in ((1536, 2048), (2048, 768)))
+    index = random(tokens, count, dtype=dtype, seed=4).argsort(-1)[:, :top].contiguous()
+    got, want = (m.experts(x, index, w, wide, down).float() for m in (expert_kernels, experts))
+    assert (got - want).norm() < 0.01 * want.norm()
+
+
 @pytest.mark.parametrize("kind", experts.KINDS)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("biased", [False, True])

@@ -82,8 +82,8 @@ def router_forms(module: Any) -> Iterator[Router]:
             yield made(Routing(kind, int(module.top_k), norm, scale))
 
 
-def by_size(made: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """What two routers have in common: logits and weights as the logits are rounded, the largest first. Of two experts
+def by_size(dtype: torch.dtype, made: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """What two routers have in common, as exact as their own weights are: logits, and weights by size. Of two experts
     that are as likely, each may choose another."""
     logits, weights, _ = made
-    return logits, weights.sort(-1, descending=True).values.to(logits.dtype)
+    return logits.to(dtype), weights.sort(-1).values.to(dtype)

@@ -128,7 +128,7 @@ class Fusion:
 
     def _fits(self, kind: str, module: nn.Module, form: Callable[..., Any], given: list[Any], **options: Any) -> bool:
         """Checks a form with every one of these arguments, and keeps it if it gives what the module does."""
-        compared = by_size if kind == "routers" else None
+        compared = partial(by_size, module.weight.dtype) if kind == "routers" else None
         for args in given:
             with current(args[0].device):
                 if not same(partial(module, *args, **options), partial(form, *args, **options), compared):
