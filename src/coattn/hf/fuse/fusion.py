@@ -72,8 +72,11 @@ class Fusion:
     def waits(self) -> str | None:
         """Why a step of the model in its fused forms cannot be captured, or None."""
         ids = torch.zeros(1, dtype=torch.int64, device=self.session.device)
-        with self.active(), self.session.through():
-            return waits(lambda: self.session.hidden(_Pretend(), None, ids, ids))
+        try:
+            with self.active(), self.session.through():
+                return waits(lambda: self.session.hidden(_Pretend(), None, ids, ids))
+        except Exception:  # a model that needs more than an attention: only a capture can tell
+            return None
 
     def _fuse(self, module: Any) -> set[nn.Module]:
         """Finds the form of a module -> what nobody calls any more."""
