@@ -94,3 +94,9 @@ def test_queries_that_are_made_otherwise_are_not_predicted(family: str) -> None:
     assert said["choice"] == "not predicted", "nor does `coattn doctor --model` say that they are"
     with pytest.raises(UnsupportedError, match="predicts queries one layer ahead"), coattn.attach(model, "scout"):
         pass
+
+
+def test_doctor_says_how_experts_run() -> None:
+    rows = layer_kinds("glm4_moe", tiny("glm4_moe").config.to_dict(), torch.device("cpu"))
+    said = {row["part"]: row["choice"] for row in rows}
+    assert said["2 layers of 8 experts, of which a token uses 2"] == "grouped_mm, layer by layer"

@@ -129,7 +129,7 @@ class Fusion:
             self._fits(kind, module, form, [[self._random(device, 1, 3, width)]], **options) for _ in range(draws)
         )
 
-    def _fits(self, kind: str, module: nn.Module, form: Callable[..., Any], given: list[Any], **options: Any) -> bool:
+    def _fits(self, kind: str, module: Any, form: Callable[..., Any], given: list[Any], **options: Any) -> bool:
         """Checks a form with every one of these arguments, and keeps it if it gives what the module does."""
         compared = partial(by_size, module.weight.dtype) if kind == "routers" else None
         for args in given:
