@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -123,6 +124,21 @@ class LayerShape:
     def token_bytes(self) -> int:
         """Bytes of K and V of one token in this layer."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """A tensor of one sequence in a layer that has a state instead of a KV cache."""
+
+    name: str
+    """The layer's number in the model, the kind of state, its number: `0.recurrent.0`."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class PackedMemory(Protocol):

@@ -22,8 +22,8 @@ from coattn.hf.families import FAMILIES
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 ROWS = ("full", "cpu", "auto")
 LENGTHS, NEW, SEEDS = (40, 33), 12, 20
-SAMPLE = ("qwen3_moe", "glm4_moe", "granite", "cohere2", "olmo2", "smollm3", "gpt_oss")
-"""Families of a run that is not whole: experts, scaled logits, layers without rotation, late norms, sinks."""
+SAMPLE = ("qwen3_moe", "glm4_moe", "granite", "cohere2", "olmo2", "smollm3", "gpt_oss", "qwen3_5_text", "nemotron_h")
+"""Families of a run that is not whole: experts, scaled logits, no rotation, late norms, sinks, states."""
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 160),
     **dict.fromkeys(("hidden_size", "word_embed_proj_dim"), 64),

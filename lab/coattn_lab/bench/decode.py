@@ -219,7 +219,8 @@ class Bench:
         with ExitStack() as undo:
             session = undo.enter_context(Session(self.model, self.pipeline))
             ledger = self._ledger(session)
-            runtime = Runtime(session.layers, composed, ledger, case.batch, case.context + 32, fixed=True)
+            size, states = (case.batch, case.context + 32), session.states
+            runtime = Runtime(session.layers, composed, ledger, *size, fixed=True, states=states)
             undo.callback(runtime.release)
             runner = self._runner(session, runtime, case, undo)
             if not runtime.groups[0].cache.spec.plan.kept_entries:

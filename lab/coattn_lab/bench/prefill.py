@@ -178,7 +178,7 @@ def _read(model: Any, case: Case, ledger: Ledger, ids: list[int]) -> tuple[float
     composed = compose(find_method(case.method), **case.params)
     with ExitStack() as undo:
         session = undo.enter_context(Session(model))
-        runtime = Runtime(session.layers, composed, ledger, 1, len(ids) + 32, fixed=True)
+        runtime = Runtime(session.layers, composed, ledger, 1, len(ids) + 32, fixed=True, states=session.states)
         undo.callback(runtime.release)
         runner = choose_runner(session, runtime, 1)
         undo.callback(runner.close)

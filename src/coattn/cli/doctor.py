@@ -39,7 +39,7 @@ def doctor(model: str | None, as_json: bool) -> None:
             shape = read_shape(name, config, next(use["choice"] for use in found["uses"] if use["part"] == "numbers"))
             rows = layer_kinds(name, config, device)
             facts |= {key: getattr(shape, key) for key in ("layers", "q_heads", "kv_heads", "head_dim", "positions")}
-            facts["kv_bytes_per_token"] = shape.token_bytes * shape.layers
+            facts["kv_bytes_per_token"] = shape.token_bytes * len(shape.windows)
         except CoattnError as error:
             facts["runs"] = "no"
             found["hints"].insert(0, f"{name} does not run: {error.sentence} {error.hint}")

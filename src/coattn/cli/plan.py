@@ -75,7 +75,7 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     if model is None:
         raise ConfigError("There is no model to plan for.", "Give one: coattn plan Qwen/Qwen3-32B --gpu rtx4090.")
     from coattn.hf.families import check_config
-    from coattn.tools.plan.estimate import METHODS, Machine, count, estimate, longest
+    from coattn.tools.plan.estimate import AHEAD, METHODS, Machine, count, estimate, longest
     from coattn.tools.plan.shape import read_shape
 
     method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
@@ -91,7 +91,8 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     elif options["settings"]:
         raise ConfigError("--set is given without --method.", "Say which method's parameter it is.")
     else:
-        rows = [estimate(each, shape, batch, tokens, machine) for each in METHODS]
+        known_rows = [each for each in METHODS if not (shape.state_bytes and each in AHEAD)]
+        rows = [estimate(each, shape, batch, tokens, machine) for each in known_rows]
     reach = [None if row.step_s is None else longest(row.method, shape, batch, machine, most) for row in rows]
     result = {
         "model": name,

@@ -16,6 +16,7 @@ from coattn.hf.architectures import PreTrainedModel, describe_layers
 from coattn.hf.division import Sizes, choose_devices, choose_shares, divide, sizes
 from coattn.hf.forward import Session
 from coattn.hf.pipeline import PipelineStages
+from coattn.hf.probe import mixers_of
 from coattn.method.row import Composed
 from coattn.units import parse_bytes
 
@@ -73,6 +74,11 @@ class Devices:
             raise ConfigError(
                 "devices is given, but the model was loaded with a device_map, which says where weights lie.",
                 "Leave one of them out.",
+            )
+        if mixers_of(model):
+            raise ConfigError(
+                "devices is given, but layers with a state instead of a KV cache are not divided between devices.",
+                "Take one device, or weights_on_gpu where the weights do not fit.",
             )
         weights = sizes(model)
         division = divide(weights, layer_kv(describe_layers(model), composed, seqs, tokens), self.devices, self.shares)

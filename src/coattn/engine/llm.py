@@ -108,6 +108,7 @@ class LLM(AbstractContextManager["LLM"]):
         if isinstance(model, str | Path) and str(model) not in CATALOG and isdir(expanduser(model)):
             resolve(model)  # a folder that does not run is refused before PyTorch is imported
 
+        from coattn.cache.states import ROWS, state_bytes
         from coattn.engine.chunk_policy import ChunkConfig
         from coattn.engine.conversations import Conversations
         from coattn.engine.devices import Devices
@@ -160,13 +161,17 @@ class LLM(AbstractContextManager["LLM"]):
                 undo.callback(self.devices.pipeline.close)
             session = undo.enter_context(Session(loaded.model, self.devices.pipeline))
             self.ledger = self.devices.ledger(session, host)
-            resolved = wanted.resolve(session.layers, self.ledger.gpu_in_all(), max_batch or 1, most)
+            room = self.ledger.gpu_in_all()
+            if room is not None:
+                room -= ROWS * state_bytes(session.states) * (max_batch or 1)
+            resolved = wanted.resolve(session.layers, room, max_batch or 1, most)
             row = resolved.over((shape.dtype for shape in session.layers), activation_dtype(loaded.model))
             with progress_line(f"{self.name}: ", progress) as show:
                 self.composed = with_sketches(row, loaded, session, show)
-            asked_for = max_batch, max_length, most
-            max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for)
-            runtime = Runtime(session.layers, self.composed, self.ledger, max_batch, self.max_length, fixed=True)
+            asked_for, states = (max_batch, max_length, most), session.states
+            max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for, states)
+            sizes_of = max_batch, self.max_length
+            runtime = Runtime(session.layers, self.composed, self.ledger, *sizes_of, fixed=True, states=states)
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers

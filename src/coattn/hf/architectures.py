@@ -10,7 +10,7 @@ from coattn.hf.families import note_family, refuse_family
 from coattn.hf.probe import look_at, mixers_of
 from coattn.hf.stored import COMPUTED, first_of, is_plain
 from coattn.kernels.card import check_card
-from coattn.types import LayerShape, Rope
+from coattn.types import LayerShape, Rope, StateShape
 
 INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""
@@ -112,6 +112,18 @@ def _sinks(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
             "Load it without a device_map, or with one that keeps every layer on a GPU or on the CPU.",
         )
     return own.to(device, torch.float32, copy=True)
+
+
+def describe_states(model: PreTrainedModel) -> list[StateShape]:
+    """What the layers with a state keep of a sequence; nothing where every layer attends."""
+    decoder, found = model.get_decoder(), []
+    for mixer in mixers_of(model):
+        weight = first_of(decoder.get_submodule(mixer.name))
+        device = (model.get_input_embeddings().weight if weight is None else weight).device
+        for kind, number, shape, dtype in mixer.states:
+            name = f"{mixer.index}.{kind}.{number}"
+            found.append(StateShape(name, shape, dtype or activation_dtype(model), torch.device(device)))
+    return found
 
 
 def activation_dtype(model: PreTrainedModel) -> torch.dtype:

@@ -18,6 +18,8 @@ run as far as a call of their decoder shows what coattn can attend to, and one l
 
 STATES = ("linear_attention", "mamba", "mamba2", "conv", "hybrid")
 """Of layers, those with a state instead of a KV cache, or beside it."""
+KEYS_OF_STATES = ("mamba_", "ssm_", "linear_num_", "conv_L_")
+"""How the keys of configs with such layers begin, where layer_types does not name them."""
 KINDS = ("full_attention", "sliding_attention", "attention", *STATES, "moe", "mlp")
 """Of layers, those that coattn runs."""
 STATES_ALONE = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
@@ -38,6 +40,8 @@ WRAPPERS = (
     "cohere2_vision",
     "idefics3",
     "smolvlm",
+    "qwen3_5",
+    "qwen3_5_moe",
 )
 """Families of checkpoints that also take images, whose language model is loaded alone."""
 
@@ -138,6 +142,13 @@ def note_family(kind: str) -> None:
     if kind not in FAMILIES:
         said = "Models of family %r have not been tested with coattn; compare a few answers with Transformers' own."
         logging.getLogger("coattn.hf").warning(said, kind)
+
+
+def of_states(config: Mapping[str, Any]) -> bool:
+    """Whether some layers of a model have a state instead of a KV cache, or beside it."""
+    if any(layer in STATES for layer in config.get("layer_types") or ()):
+        return True
+    return any(value and key.startswith(KEYS_OF_STATES) for key, value in config.items())
 
 
 def _refuse_weights(quantised: Mapping[str, Any]) -> UnsupportedError | None:

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
+from coattn.hf.architectures import describe_states
 from coattn.hf.attention import Attends, Call, ModelUser
 from coattn.hf.experts import grouped
 from coattn.hf.logits import head
+from coattn.hf.mixers import mixing
 from coattn.hf.pipeline import PipelineStages
-from coattn.hf.probe import mixers_of
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
 
@@ -38,12 +39,8 @@ class Session(ModelUser, AbstractContextManager["Session"]):
     def __init__(self, model: PreTrainedModel, pipeline: PipelineStages | None = None) -> None:
         """pipeline: of a model whose layers are divided between devices."""
         super().__init__(model)
-        if mixers_of(model):
-            raise UnsupportedError(
-                f"Models of family {model.config.model_type!r} have layers with a state instead of a KV cache, which "
-                "the engine does not run yet.",
-                "Use coattn.attach or coattn.Cache, which do.",
-            )
+        self.states = describe_states(model)
+        """For the runtimes of its steps, which keep them."""
         self.pipeline = pipeline
         if pipeline is not None:
             pairs = zip(self.layers, pipeline.division.stages, strict=True)
@@ -58,6 +55,7 @@ class Session(ModelUser, AbstractContextManager["Session"]):
         self._looking = False
         self._undo = ExitStack()
         self._undo.enter_context(self.routed())
+        self._undo.enter_context(mixing(self))
         self._undo.enter_context(grouped(model))
 
     @property

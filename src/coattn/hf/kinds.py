@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -21,9 +22,10 @@ from coattn.hf.fuse.layer import layer_form
 from coattn.hf.fuse.siblings import find_siblings
 from coattn.hf.gguf.header import read_header
 from coattn.hf.load import choose_dtype, hub_options
-from coattn.hf.probe import look_at, routed_to
+from coattn.hf.probe import look_at, mixers_of, routed_to
 from coattn.hf.refusals import explained
 from coattn.hf.waits import waits
+from coattn.units import format_bytes
 
 
 def config_of(gguf: Path) -> dict[str, Any]:
@@ -46,6 +48,28 @@ def with_defaults(name: str, config: Mapping[str, Any], needed: Sequence[str]) -
     return {**known.to_dict(), **{key: getattr(known, key) for key in known.attribute_map if hasattr(known, key)}}
 
 
+def look_at_config(
+    name: str, config: Mapping[str, Any], item_bytes: int
+) -> tuple[tuple[tuple[int | None, ...], int], tuple[int, int]]:
+    """Of a model with states: the windows of the layers that attend and the bytes of a sequence's states; the weights
+    beside experts, and those of experts. By a model without memory."""
+    model = _without_memory(name, {**config, "dtype": "bfloat16" if item_bytes == 2 else "float32"})
+    states = sum(
+        math.prod(shape) * (item_bytes if dtype is None else dtype.itemsize)
+        for mixer in mixers_of(model)
+        for _, _, shape, dtype in mixer.states
+    )
+    tables = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    weights = [(key, x.numel()) for key, x in model.named_parameters() if id(x) not in tables]
+    body, experts = sum(n for _, n in weights), sum(n for key, n in weights if ".experts." in key)
+    return (tuple(x.sliding_window for x in look_at(model)), states), (body - experts, experts)
+
+
+def _without_memory(name: str, config: Mapping[str, Any]) -> Any:
+    with explained(name, "config"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
+
+
 def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> list[dict[str, str]]:
     """Of each kind of layer who attends in a decode step and whether the step is captured and fused; whether queries
     are predicted, tried with random weights. Takes a second or so, and the memory of one attention module.
@@ -54,8 +78,7 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     """
     text, on_gpu = dict(config.get("text_config") or config), device.type == "cuda"
     plain = not (text.pop("quantization_config", None) or config.get("quantization_config"))
-    with explained(name, "config"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text), dtype=torch.float32).eval()
+    model = _without_memory(name, text)
     siblings = {module: found for module in model.modules() if (found := find_siblings(module))}
     layers = [
         (
@@ -88,6 +111,11 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
             "choice": f"{'Triton' if fast else name}, {how}",
             "reason": late or (f"prompts by {name}; only experts in use are read" if fast else "Transformers' own"),
         })  # fmt: skip
+    mixers = mixers_of(model)
+    if mixers:
+        size = sum(math.prod(shape) * (4 if dtype else 2) for each in mixers for _, _, shape, dtype in each.states)
+        said = f"Transformers' own modules; {format_bytes(size)} a sequence in bfloat16, twice"
+        rows.append({"part": f"{len(mixers)} layers with a state", "choice": "as the others", "reason": said})
     ahead = {"part": "queries a layer ahead", "choice": "predicted", "reason": "`scout` and `infinigen` need them"}
     try:
         Ahead(_with_numbers(model), [layers.index(kind) for kind in kinds])

@@ -22,8 +22,22 @@ def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     # with this one field more, the class of mixtures has all that any family's forward call looks for
     found: Any = MoeModelOutputWithPast(last_hidden_state=cast("Any", hidden[None]))
     found.cross_attentions = None
-    copy = _stand_in(model, model.get_decoder(), lambda *_, **__: found)
+    decoder = model.get_decoder()
+    copy = _stand_in(model, decoder, _Done(decoder, found))
     return cast("Tensor", type(model).forward(copy, return_dict=True).logits[0]).float()
+
+
+class _Done:
+    """A decoder that has run."""
+
+    def __init__(self, decoder: nn.Module, found: Any) -> None:
+        self.decoder, self.found = decoder, found
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
 
 
 def _stand_in(module: nn.Module, child: Any, by: Callable[..., Any]) -> Any:

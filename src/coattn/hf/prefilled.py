@@ -178,7 +178,7 @@ def read_prompt(
             f"{session.vocabulary:,} tokens.",
             "Encode it with the model's own tokenizer.",
         )
-    runtime = Runtime(session.layers, row, ledger, 1, len(tokens), probes=probes)
+    runtime = Runtime(session.layers, row, ledger, 1, len(tokens), probes=probes, states=session.states)
     logits: dict[int, Tensor] = {}
     try:
         for start in range(0, len(tokens), chunk):
@@ -194,6 +194,15 @@ def read_prompt(
     finally:
         runtime.release()
     return logits
+
+
+def refuse_states(session: Session) -> None:
+    """Raises UnsupportedError for a model with states: keys and values are not all of a prompt."""
+    if session.states:
+        raise UnsupportedError(
+            "Prompts of models whose layers have a state are not read by another process: the states do not travel.",
+            "Let the engine that answers read them.",
+        )
 
 
 def prefill(
@@ -232,6 +241,7 @@ def prefill_ends(
     tokens = tokens[: max(ends)]
     room("the model", positions(model.config), len(tokens))
     with Session(model) as session:
+        refuse_states(session)
         kept = KeptKV(len(session.layers), sorted(set(ends)), torch.device(device), on_layer)
         logits = read_prompt(session, compose(METHODS["full"]), Ledger(), tokens, ends, chunk, [kept])
     kv = [(torch.cat(k), torch.cat(v)) for k, v in kept.kv]

@@ -53,7 +53,9 @@ def measure(session: Session, ids: Tensor, most: int | None, progress: Progress 
     for i in range(PIECES):
         start, first = (room * i // (PIECES - 1) for room in (len(ids) - length, furthest))
         part = ids[start : start + length].to(session.device)
-        runtime = Runtime(session.layers, compose(METHODS["full"]), Ledger(), 1, length, probes=[probe])
+        runtime = Runtime(
+            session.layers, compose(METHODS["full"]), Ledger(), 1, length, probes=[probe], states=session.states
+        )
         try:
             running = runtime.begin(Step.of((0,), (0,), (length,)))
             positions = torch.arange(first, first + length, device=session.device)

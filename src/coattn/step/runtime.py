@@ -11,6 +11,7 @@ from torch import Tensor
 from coattn.auto.audit.tally import Tally
 from coattn.cache.ledger import Ledger
 from coattn.cache.spec import CacheSpec
+from coattn.cache.states import StateStore
 from coattn.kernels.merge import merge_output
 from coattn.kernels.streams import SideStream
 from coattn.method.row import Composed
@@ -22,7 +23,7 @@ from coattn.step.probe import Probe
 from coattn.step.prompt import PromptReader
 from coattn.step.report import Reports
 from coattn.step.running import RunningStep
-from coattn.types import LayerShape, Phase, Step
+from coattn.types import LayerShape, Phase, StateShape, Step
 
 
 class Runtime(Reports):
@@ -42,11 +43,13 @@ class Runtime(Reports):
         fixed: bool = False,
         padding: bool | None = None,
         probes: Sequence[Probe] = (),
+        states: Sequence[StateShape] = (),
     ) -> None:
         """Serves sequences `0 .. seqs - 1` of at most `tokens` tokens each, where that is known.
 
         fixed: takes at once what the budgets allow, and never moves it; needed for `begin_capture`.
         padding: one block more, so that a step may have padding rows; by default on a GPU only.
+        states: what the model's layers without KV keep of a sequence.
         """
         self.layers, self.ledger, self.probes = layers, ledger, list(probes)
         self.groups: list[LayerGroup] = []
@@ -61,6 +64,7 @@ class Runtime(Reports):
         Whoever does so takes them out."""
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
+        self.states = StateStore(states, seqs, ledger, padding) if states else None
         planned = make_groups(
             composed, CacheSpec(dict(enumerate(layers)), ledger, seqs, tokens, fixed, padding=int(padding))
         )
@@ -107,6 +111,8 @@ class Runtime(Reports):
                 with group.here():
                     group.plan(running)
             if step.phase is Phase.DECODE:
+                if self.states is not None:
+                    self.states.plan(step.slots)
                 for group in self.groups:
                     running.tables |= dict.fromkeys(group.cache.spec.layers, group.tabulate(step))
                 self.prompts.end(step.slots)
@@ -124,6 +130,8 @@ class Runtime(Reports):
         """
         step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
         running = RunningStep(step, self._side, self._decodes, eager=False)
+        if self.states is not None:
+            self.states.plan(())
         for group in self.groups:
             table = group.capture(rows, host, self._open_mailboxes)
             running.tables |= dict.fromkeys(group.cache.spec.layers, table)
@@ -269,6 +277,8 @@ class Runtime(Reports):
                 with group.here():
                     group.commit(part, running.replayed)
             self._notify(lambda probe, part=part: probe.commit(part))  # type: ignore[misc]
+            if self.states is not None:
+                self.states.commit(part)
 
     def abort(self, running: RunningStep) -> None:
         """Gives up a step that failed: every part is what its history says, but of sequences in `torn`.
@@ -301,7 +311,7 @@ class Runtime(Reports):
 
     def goes_back(self, slot: int, keep: int) -> bool:
         """Whether a sequence can lose all but its first `keep` tokens and be as if the others had never come."""
-        return not keep or all(group.cache.gpu.goes_back(slot) for group in self.groups)
+        return not keep or (self.states is None and all(group.cache.gpu.goes_back(slot) for group in self.groups))
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
         self.prompts.end((slot,))
@@ -334,6 +344,8 @@ class Runtime(Reports):
         self.drop_captures()
         for group in reversed(self.groups):
             group.release()
+        if self.states is not None:
+            self.states.release()
         self.groups.clear()
         self._by_layer.clear()
         self.prompts.blockwise_prompts.clear()

@@ -17,7 +17,7 @@ from coattn.hf.families import positions, room
 from coattn.hf.fingerprint import fingerprints
 from coattn.hf.forward import Session
 from coattn.hf.load import Loaded
-from coattn.hf.prefilled import read_prompt
+from coattn.hf.prefilled import read_prompt, refuse_states
 from coattn.method.row import Method, compose
 from coattn.method.table import find_method
 from coattn.part import MOST as MOST_TOKENS
@@ -68,6 +68,7 @@ class PrefillServer(contextlib.AbstractContextManager["PrefillServer"]):
         self._key, self._chunk = key, chunk
         with contextlib.ExitStack() as undo:
             self._session = undo.enter_context(Session(loaded.model))
+            refuse_states(self._session)
             known = fingerprints(loaded.model, loaded.tokenizer)
             self._socket = undo.enter_context(contextlib.closing(given.listen()))
             self._socket.settimeout(TICK_S)

@@ -9,6 +9,7 @@ import torch
 from coattn.engine.plan.kv import held as counted
 from coattn.hf.architectures import describe_layers
 from coattn.hf.experts import weights_read
+from coattn.hf.families import check_config
 from coattn.method.row import compose
 from coattn.method.table import METHODS as ROWS
 from coattn.tools.plan.estimate import METHODS, Machine, estimate, held, longest
@@ -116,3 +117,19 @@ def test_a_step_takes_at_least_its_bytes() -> None:
     kv = 100_000 * 32 * model.token_bytes
     for method, rate in (("full", MACHINE.card.hbm), ("cpu", MACHINE.dram_rate), ("offload", MACHINE.card.pcie)):
         assert estimate(method, model, 1, 100_000, MACHINE).step_s >= kv / rate  # type: ignore[operator]
+
+
+def test_a_hybrid_inside_a_wrapper_has_kv_in_some_layers_and_states() -> None:
+    """Qwen3.5-27B: llama.cpp says 149.9 MiB of states, all in float32, with a column less of each convolution."""
+    text = {"model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64}
+    text |= {"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320}
+    text |= {"linear_num_key_heads": 16, "linear_num_value_heads": 48, "max_position_embeddings": 262144}
+    text |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"model_type": "qwen3_5"}}
+    check_config(config)
+    shape = read_shape("Qwen3.5-27B", config)
+    assert (shape.layers, shape.full_layers, shape.token_bytes * shape.full_layers) == (64, 16, 65536)
+    convolved, recurrent = (2 * 16 + 48) * 128 * 4, 48 * 128 * 128
+    assert shape.state_bytes == 48 * (2 * convolved + 4 * recurrent)
+    assert shape.weight_bytes == pytest.approx(2 * 26.9e9, rel=0.01)
+    assert read_shape("", config, "float32").state_bytes == pytest.approx(149.9 * 2**20, rel=0.02)

@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 
 from coattn.cache.ledger import Ledger
+from coattn.cache.states import ghosts as states_nowhere
 from coattn.engine.admission import LEAST_TOKENS, Admission
 from coattn.engine.method_choice import kv_bytes
 from coattn.errors import BudgetError
 from coattn.method.row import Composed
 from coattn.step.runtime import Runtime
-from coattn.types import LayerShape
+from coattn.types import LayerShape, StateShape
 
 log = logging.getLogger("coattn")
 
@@ -24,15 +25,24 @@ DRAM_TOKENS, DRAM_SHARE = 131072, 2
 """A GPU's DRAM is taken at once, which takes time: of twice so many tokens, or twice one sequence."""
 
 
-def longest(layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, batch: int, tokens: int) -> int:
+def longest(
+    layers: Sequence[LayerShape],
+    composed: Composed,
+    ledger: Ledger,
+    batch: int,
+    tokens: int,
+    states: Sequence[StateShape] = (),
+) -> int:
     """Tokens of the longest sequence that fits by itself, at most `tokens`, in an engine of `batch` such sequences.
 
     On a device without memory: takes nothing of the ledger. 0: not even the engine can be opened.
     """
     ghosts = [replace(shape, device=torch.device("meta"), mark=None) for shape in layers]
-    padding = layers[0].device.type == "cuda"
+    padding, of_states = layers[0].device.type == "cuda", states_nowhere(states)
     try:
-        runtime = Runtime(ghosts, composed, ledger.blank(), batch, tokens, fixed=True, padding=padding)
+        runtime = Runtime(
+            ghosts, composed, ledger.blank(), batch, tokens, fixed=True, padding=padding, states=of_states
+        )
     except BudgetError:
         return 0
     most = Admission(runtime, tokens).most()
@@ -41,7 +51,13 @@ def longest(layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, ba
 
 
 def choose(
-    layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, batch: int | None, tokens: int | None, most: int
+    layers: Sequence[LayerShape],
+    composed: Composed,
+    ledger: Ledger,
+    batch: int | None,
+    tokens: int | None,
+    most: int,
+    states: Sequence[StateShape] = (),
 ) -> tuple[int, int]:
     """Sequences at a time and tokens of each; what is given stays, what is chosen is logged in a line.
 
@@ -49,7 +65,7 @@ def choose(
     """
     if batch is not None and tokens is not None:
         return batch, tokens
-    slots, length = _choose(layers, composed, ledger, batch, tokens or most, tokens is not None)
+    slots, length = _choose(layers, composed, ledger, batch, tokens or most, tokens is not None, states)
     short, why = length < (tokens or most), "" if tokens else ", as many as the model has positions"
     if short:
         why = f", since memory has no room for the model's {most:,} positions"
@@ -59,7 +75,13 @@ def choose(
 
 
 def _choose(
-    layers: Sequence[LayerShape], composed: Composed, ledger: Ledger, batch: int | None, wanted: int, fixed: bool
+    layers: Sequence[LayerShape],
+    composed: Composed,
+    ledger: Ledger,
+    batch: int | None,
+    wanted: int,
+    fixed: bool,
+    states: Sequence[StateShape],
 ) -> tuple[int, int]:
     """fixed: no shorter ones."""
     some = (batch,) if batch else SLOTS
@@ -67,13 +89,15 @@ def _choose(
         own = DRAM_SHARE * kv_bytes(layers, 1, max(wanted, DRAM_TOKENS))
         ledger.dram = replace(ledger.dram, free=min(ledger.dram.free, int(own)))
     for slots in some:
-        if longest(layers, composed, ledger, slots, wanted) >= wanted:
+        if longest(layers, composed, ledger, slots, wanted, states) >= wanted:
             return slots, wanted
     if fixed:
         return some[-1], wanted
     low, high = min(wanted, LEAST_TOKENS), wanted
     while high - low > max(1, low // 64):
         middle = (low + high) // 2
-        fits = longest(layers, composed, ledger, some[-1], middle) >= middle
+        fits = longest(layers, composed, ledger, some[-1], middle, states) >= middle
         low, high = (middle, high) if fits else (low, middle)
-    return next((slots for slots in some if longest(layers, composed, ledger, slots, low) >= low), some[-1]), low
+    return next(
+        (slots for slots in some if longest(layers, composed, ledger, slots, low, states) >= low), some[-1]
+    ), low

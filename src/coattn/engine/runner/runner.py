@@ -14,6 +14,7 @@ from coattn.hf.experts import weights_read
 from coattn.hf.forward import Session
 from coattn.hf.prefilled import Prefilled
 from coattn.kernels.upload import upload
+from coattn.part import MOST
 from coattn.parts.handover.mailbox import Span
 from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
@@ -56,7 +57,8 @@ class Runner:
         self.around: Callable[[], AbstractContextManager[object]] = nullcontext
         """What prompts are read inside of: the fused forms of the model's modules, where somebody has made them."""
         self._last: tuple[int, int, Step, list[Span]] | None = None
-        if any(group.schedule.predicts(layer) for group in runtime.groups for layer in group.cache.spec.layers):
+        ahead = [(group, [MOST] if session.states else group.cache.spec.layers) for group in runtime.groups]
+        if any(group.schedule.predicts(layer) for group, layers in ahead for layer in layers):
             session.look_ahead()
 
     def extend(

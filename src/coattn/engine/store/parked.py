@@ -61,13 +61,21 @@ class ParkedStore:
         self.close(key)
         try:
             groups = [g.cache.gpu.take(slot, len(tokens), averages_of(g)) for g in self.runtime.groups]
+            states = {} if self.runtime.states is None else self.runtime.states.take(slot)
+            parked = ParkedSequence(tokens, shareable_tokens, groups, list(nodes), states=states)
+            self.count(parked)
         except Exception as error:
             _log_loss(error)
             return
-        parked = ParkedSequence(tokens, shareable_tokens, groups, list(nodes))
         self._blocks.hold(parked.ids)
         self._prefixes.use(parked.nodes)
         self.put(key, parked)
+
+    def count(self, parked: ParkedSequence) -> None:
+        """Its states count in DRAM from now on. Raises BudgetError where they are too much."""
+        size = sum(x.nbytes for x in parked.states.values()) - parked.counted
+        self.runtime.ledger.take("host", size, "The state of a parked sequence")
+        parked.counted += size
 
     def put(self, key: ParkKey, parked: ParkedSequence) -> None:
         """The same for one whose blocks are held already."""
@@ -172,10 +180,10 @@ class ParkedStore:
         try:
             if room is None:
                 available.require(size, what, PLACE["host"])
-            ledger.take("host", size, what)
+            ledger.take("host", size - parked.counted, what)
         except BudgetError:
             return False
-        parked.moved = moved
+        parked.moved, parked.states, parked.counted = moved, {}, 0
         self._give_blocks(parked)
         self.moved += 1
         return True
@@ -194,6 +202,7 @@ class ParkedStore:
         self._give_blocks(parked)
         for kept in parked.groups:
             kept.tensors = {}
+        self._drop_states(parked)
         return True
 
     def _bytes(self, parked: ParkedSequence) -> int:
@@ -202,9 +211,14 @@ class ParkedStore:
     def _drop_copies(self, parked: ParkedSequence) -> None:
         self.runtime.ledger.give("host", sum(x.nbytes for x in parked.moved.values()))
         parked.moved = {}
+        self._drop_states(parked)
         if parked.file and self._disk is not None:
             self._disk.files.delete(parked.file)
         parked.file = ""
+
+    def _drop_states(self, parked: ParkedSequence) -> None:
+        self.runtime.ledger.give("host", parked.counted)
+        parked.states, parked.counted = {}, 0
 
     def _give_blocks(self, parked: ParkedSequence) -> None:
         self._blocks.drop(parked.ids)

@@ -33,6 +33,10 @@ class ParkedSequence:
     """Its contents in DRAM, once its blocks were given away; then `groups` has none."""
     file: str = ""
     """Or the name of the file that has them."""
+    states: dict[str, Tensor] = field(default_factory=dict)
+    """Of layers with a state, after the last of the tokens, in DRAM."""
+    counted: int = 0
+    """Bytes of states that the ledger counts."""
 
     @property
     def in_place(self) -> bool:
@@ -61,7 +65,7 @@ def pack(runtime: Runtime, blocks: StoredBlocks, parked: ParkedSequence) -> dict
         books = _shared_books(group)
         known = {} if books is None else books.known()
         found |= {f"{g}.book.{layer}": x.to("cpu", copy=True) for layer, x in known.items()}
-    return found
+    return found | {f"{STATE}{name}": x for name, x in parked.states.items()}
 
 
 def unpack(
@@ -73,6 +77,10 @@ def unpack(
         {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{g}.")}
         for g in range(len(runtime.groups))
     ]
+    states = {name.removeprefix(STATE): x for name, x in tensors.items() if name.startswith(STATE)}
+    if states.keys() != ({} if runtime.states is None else runtime.states.tensors).keys():
+        raise InputError("its layers have other states")
+    tensors = {name: x for name, x in tensors.items() if not name.startswith(STATE)}
     rest = set(tensors) - {f"{g}.{name}" for g, each in enumerate(own) for name in each}
     if rest:
         raise InputError(f"it holds {sorted(rest)[0]!r}, which this model has not")
@@ -99,7 +107,8 @@ def unpack(
         blocks.drop(ids)
         raise
     slot_only = [{name: x for name, x in each.items() if name.split(".")[0] in SLOT_TENSORS} for each in own]
-    return ParkedSequence(tokens, shareable_tokens, [Snapshot(i, x) for i, x in zip(ids, slot_only, strict=True)])
+    groups = [Snapshot(i, x) for i, x in zip(ids, slot_only, strict=True)]
+    return ParkedSequence(tokens, shareable_tokens, groups, states=states)
 
 
 def fill(runtime: Runtime, slot: int, tokens: int, kept: Sequence[Snapshot]) -> int:
@@ -121,6 +130,8 @@ def averages_of(group: LayerGroup) -> dict[int, Any]:
     return {layer: average.values for layer, average in found.items() if average is not None}
 
 
+STATE = "state."
+"""How the names of states begin."""
 SLOT_TENSORS = ("window", "averages", "recent_k", "recent_v", "count")
 """What a slot has besides blocks."""
 SLOT_DTYPES = {"count": torch.int64, "averages": torch.float32}

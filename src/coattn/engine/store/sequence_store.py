@@ -150,6 +150,11 @@ class SequenceStore:
     def restore(self, session: int, tensors: Mapping[str, Tensor], tokens: list[int], shareable_tokens: int) -> None:
         """A session goes on from tensors. If it raises InputError or BudgetError, nothing has changed."""
         parked = unpack(self.runtime, self._blocks, tensors, tokens, shareable_tokens)
+        try:
+            self.parked.count(parked)
+        except BaseException:
+            self.parked.drop(parked)
+            raise
         self.drop(session)
         self.parked.put(("session", session), parked)
 
@@ -205,12 +210,16 @@ class SequenceStore:
         pairs = zip(self.runtime.groups, back.groups, strict=True)
         if left < length and not all(group.cache.gpu.snapshot_goes_back(snapshot) for group, snapshot in pairs):
             left = 0
+        if left < length and self.runtime.states is not None:  # there is no state but that after the last token
+            left = 0
         if not left:
             self.parked.drop(back)
             return
         step = Step(Phase.EXTEND, (slot,), (left,), (1,))
         try:
             self.counts["copied_bytes"] += fill(self.runtime, slot, length, back.groups)
+            if self.runtime.states is not None:
+                self.runtime.states.put(slot, back.states)
             if left < length:
                 self.runtime.truncate(slot, length, left)
             announce(self.runtime, slot, left, step)

@@ -35,6 +35,8 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     lost = resume_blocker(runtime)
     if lost is not None:
         return lost
+    if runtime.states is not None:
+        return "layers with a state: it is that after a sequence's last token, and earlier ones are not kept"
     if runtime.prompts.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:

@@ -107,7 +107,7 @@ class DemoRun(NamedTuple):
         ledger = Ledger(int(self.kv_bytes * GPU_SHARE) if capped else None)
         with Session(self.loaded.model) as session:
             probe = Seen(self.names)
-            runtime = Runtime(session.layers, composed, ledger, 1, self.total, probes=[probe])
+            runtime = Runtime(session.layers, composed, ledger, 1, self.total, probes=[probe], states=session.states)
             runner = Runner(session, runtime, 1)
             try:
                 ids = self._generate(runner, _counter(name, self.most, progress))

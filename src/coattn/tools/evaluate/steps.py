@@ -41,8 +41,9 @@ class Steps(AbstractContextManager["Steps"]):
         count, length = windows.shape
         with ExitStack() as undo:
             self.session = undo.enter_context(Session(model))
-            layers, fixed = self.session.layers, not probes
-            self.runtime = Runtime(layers, self.composed, self.ledger, count, length, fixed, probes=probes)
+            layers, states, fixed = self.session.layers, self.session.states, not probes
+            sizes = count, length, fixed
+            self.runtime = Runtime(layers, self.composed, self.ledger, *sizes, probes=probes, states=states)
             undo.callback(self.runtime.release)
             choose = Runner if probes else choose_runner
             self.runner = choose(self.session, self.runtime, count)

@@ -15,6 +15,8 @@ from coattn.tools.plan.shape import ModelShape
 from coattn.units import ceil_div
 
 BLOCK = 32
+STATE_ROWS = 2
+"""Of a sequence, in layers with a state."""
 CHUNK = 8192
 """Tokens of a prompt that a GPU reads at once."""
 WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattention": 4 * BLOCK, "auto": 5 * BLOCK}
@@ -38,6 +40,8 @@ RESERVED = 700 << 20
 """GPU memory that CUDA, its libraries and captured steps take."""
 EXACT = ("full", "offload", "cpu")
 """Other rows are lossy: what they lose depends on the text (docs/choosing.md)."""
+AHEAD = ("scout",)
+"""Rows that predict queries one layer ahead, which hybrid models do not run."""
 METHODS = ("full", "auto", "cpu", "offload", "scout", "hcattention", "hgca")
 
 
@@ -105,6 +109,7 @@ def estimate(
     weights = model.weight_bytes - layers + round(machine.weights_on_gpu * layers)
     moved = model.weight_bytes - weights
     kv, dram = counted or held(method, model, batch, tokens)
+    kv += STATE_ROWS * batch * model.state_bytes
     widths = 3 * model.largest + 4 * model.hidden + 2 * (model.q_heads + 2 * model.kv_heads) * model.head_dim
     activations = min(tokens, CHUNK) * model.item_bytes * widths  # while a chunk of a prompt goes through a layer
     workspace = RESERVED * machine.card.count + activations
@@ -248,7 +253,8 @@ def step_seconds(method: str, model: ModelShape, batch: int, tokens: int, machin
     elif method != "full":
         cpu = row * full * tokens * DRAM_SHARE[method]
     over_layers = LAYER_S.get(method, TIERED_LAYER_S) * model.layers
-    own = OVER_FLOOR * (model.read_bytes(batch) + windows + near) / machine.card.hbm + over_layers
+    states = 2 * batch * model.state_bytes  # read and written
+    own = OVER_FLOOR * (model.read_bytes(batch) + windows + near + states) / machine.card.hbm + over_layers
     beside = cpu / machine.dram_rate
     over = pcie / machine.card.pcie
     # scout's CPU works a layer ahead; the others' work beside the GPU's own part of the layer

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from coattn.errors import ModelError
+from coattn.hf.families import of_states
 
 DIMENSIONS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 """Where a config lacks one, Transformers is asked, which takes seconds to import."""
@@ -28,7 +29,7 @@ class ModelShape(NamedTuple):
     kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """Of each layer, the tokens that it looks back; None: all."""
+    """Of each layer that attends, the tokens that it looks back; None: all."""
     positions: int | None
     item_bytes: int
     weight_bytes: int
@@ -40,6 +41,9 @@ class ModelShape(NamedTuple):
     """Of all experts together, those that every token uses not."""
     expert_share: float = 1.0
     """Of these, what one token uses."""
+    state_bytes: int = 0
+    """Of a sequence, in layers with a state instead of a KV cache, or beside it."""
+    layers_without_kv: int = 0
 
     def read_bytes(self, batch: int) -> int:
         """Weights that a decode step of so many sequences reads, if each chooses its experts by itself."""
@@ -48,7 +52,7 @@ class ModelShape(NamedTuple):
 
     @property
     def layers(self) -> int:
-        return len(self.windows)
+        return len(self.windows) + self.layers_without_kv
 
     @property
     def full_layers(self) -> int:
@@ -90,6 +94,11 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         kv_heads = int(config.get("num_key_value_heads") or q_heads)
         head_dim = int(config.get("head_dim") or config["hidden_size"] // q_heads)
         table, always, experts, share = _params(config, q_heads, kv_heads, head_dim)
+        windows, states = _windows(config, layers), 0
+        if of_states(config):
+            from coattn.hf.kinds import look_at_config
+
+            (windows, states), (always, experts) = look_at_config(name, config, ITEM_BYTES[dtype])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(
             f"The config of {name} lacks a model's dimensions ({type(error).__name__}: {error}).",
@@ -106,7 +115,7 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         q_heads,
         kv_heads,
         head_dim,
-        _windows(config, layers),
+        windows,
         None if positions is None else int(positions),
         item,
         round(tables + (always + experts) * bits / 8),
@@ -114,6 +123,8 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         table + always + round(share * experts),
         round(experts * bits / 8),
         share,
+        states,
+        layers - len(windows),
     )
 
 
