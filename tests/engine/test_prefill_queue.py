@@ -76,3 +76,13 @@ def test_the_oldest_and_the_shortest_take_turns() -> None:
         chunk.request.stored = chunk.end
         turns.append(chunk.request.id)
     assert turns == [0, 2, 0, 2]
+
+
+def test_chunks_of_a_model_with_states_end_where_blocks_do() -> None:
+    line, ends = PrefillQueue(ChunkPolicy(300), 0, 32), []
+    given = request(0, 1100)
+    while given.stored < given.total:
+        given.stored = line.chunk(given, 300).end
+        ends.append(given.stored)
+    assert ends == [288, 576, 864, 1088, 1100]
+    assert line.chunk(request(0, 100), 300).last, "a short prompt is not cut once more"

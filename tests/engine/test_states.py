@@ -11,7 +11,7 @@ from tests.hf.test_table import small
 from transformers import PreTrainedModel
 
 import coattn
-from coattn.cache.states import ROWS, state_bytes
+from coattn.cache.states import KEPT, ROWS, state_bytes
 from coattn.errors import BudgetError, ConfigError, UnsupportedError
 from coattn.hf.architectures import describe_states
 from coattn.hf.prefilled import prefill
@@ -40,6 +40,14 @@ def llm(family: str = FAMILY, method: str = "full", **options: Any) -> coattn.LL
     return coattn.LLM((model_of(family), tokenizer()), method, **given)
 
 
+def parked_states(engine: coattn.LLM) -> int:
+    """Kept of sequences, not of prefixes."""
+    states, prefixes = engine.runner.runtime.states, engine.store.sharing.states
+    assert states is not None
+    assert prefixes is not None
+    return states.kept - len(prefixes._kept)
+
+
 def asked() -> coattn.SamplingParams:
     return greedy(NEW, ignore_eos=True)
 
@@ -52,8 +60,8 @@ def test_chunks_and_batches_give_the_same_tokens(family: str, method: str) -> No
         for _ in range(2):  # the second time, slots have states of others
             made = engine.generate(PROMPTS, asked())
             assert [each.token_ids for each in made] == [want(family, tuple(each)) for each in PROMPTS]
-        assert "a state" in engine.report()["not_shared"]
-        assert engine.report()["cached_tokens"] == 0
+        assert engine.report()["not_shared"] is None
+        assert engine.report()["cached_tokens"] == sum((len(each) - 2) // 16 * 16 for each in PROMPTS)
 
 
 def test_states_are_counted_and_given_back() -> None:
@@ -102,16 +110,34 @@ def test_a_session_goes_on_here_and_from_its_file(method: str, moved: bool, tmp_
                 assert session.ask(second, asked()).token_ids == want(FAMILY, text)
                 if not moved or method == "full":
                     assert engine.report()["prefill_tokens"] - before == len(second) + 1, "the rest was stored"
-                held = engine.ledger.held["host"]
-            assert engine.ledger.held["host"] <= held - state_bytes(describe_states(model_of(FAMILY)))
+                assert parked_states(engine) == 1
+            assert parked_states(engine) == 0
 
 
-def test_a_session_that_says_something_else_is_read_again() -> None:
+@pytest.mark.parametrize("kept", [0, 1, KEPT])
+@pytest.mark.parametrize("family", KINDS)
+def test_a_prompt_begins_where_a_state_was_kept(family: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coattn.cache.states.KEPT", kept - 1)
+    first = [*PROMPTS[2], *PROMPTS[1]]
+    others = [[*first[:at], 11, 12, 13, 14] for at in (16, 35, 60)]
+    with llm(family, max_batch=1) as engine:
+        for prompt in (first, *others, first):
+            assert engine.generate(prompt, asked())[0].token_ids == want(family, tuple(prompt))
+        found = engine.report()["cached_tokens"]
+        assert engine.store.sharing.states is not None
+        assert engine.runner.runtime.states is not None
+        assert len(engine.store.sharing.states._kept) == engine.runner.runtime.states.kept <= kept
+        # chunks of 16 end at multiples of 8, and the last one begins at one
+        assert found == {0: 0, 1: 16 + 32, KEPT: 16 + 32 + 48 + 64}[kept]
+
+
+def test_a_session_that_says_something_else_goes_on_from_its_beginning() -> None:
     first = PROMPTS[1]
     with llm() as engine, engine.session() as session:
         session.ask(first, asked())
         other = [*first[:-3], 11, 12, 13]
         assert session.submit_whole(other, asked()).result().token_ids == want(FAMILY, tuple(other))
+        assert engine.report()["cached_tokens"] == 16
 
 
 @pytest.mark.parametrize("method", ["full", "cpu"])

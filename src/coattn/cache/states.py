@@ -7,7 +7,7 @@ table at every replay, needs no copy to undo it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.cache.step_table import TableMemory
-from coattn.errors import InputError
+from coattn.errors import BudgetError, InputError
 from coattn.types import StateShape, Step
 
 ROWS = 2
 """Of a sequence."""
+KEPT, KEPT_SHARE = 32, 0.25
+"""States in DRAM: besides one for each sequence, so many, as far as this share of the room there allows."""
 
 
 def state_bytes(shapes: Sequence[StateShape]) -> int:
@@ -39,11 +41,20 @@ class StateStore:
     overwritten once the step that has read it is committed: the next step of the same sequence writes it.
     """
 
-    def __init__(self, shapes: Sequence[StateShape], seqs: int, ledger: Ledger, padding: bool) -> None:
-        """padding: one row more, for the rows of a captured step that are no sequence's."""
+    def __init__(self, shapes: Sequence[StateShape], seqs: int, ledger: Ledger, padding: bool, keeps: bool) -> None:
+        """padding: one row more, for the rows of a captured step that are no sequence's. keeps: whether DRAM is taken
+        for states of sequences outside the slots."""
         rows = ROWS * seqs + padding
         self.ledger, self.bytes, self.shapes = ledger, rows * state_bytes(shapes), shapes
         ledger.take("gpu", self.bytes, f"The states of {seqs} sequences")
+        room, one = ledger.left("host"), state_bytes(shapes)
+        self.most = seqs + KEPT if keeps else 0
+        """States that may be kept in DRAM."""
+        if room is not None:
+            self.most = min(self.most, int(KEPT_SHARE * room) // one)
+        ledger.take("host", self.most * one, "States in DRAM")
+        self.kept = 0
+        self._reclaim: Callable[[], bool] = lambda: False
         self.tensors = {
             shape.name: torch.zeros(rows, *shape.shape, dtype=shape.dtype, device=shape.device) for shape in shapes
         }
@@ -85,7 +96,22 @@ class StateStore:
                 raise InputError(f"state {name!r} is not the model's")
             x[row].copy_(state[name])
 
+    def set_reclaimer(self, reclaim: Callable[[], bool]) -> None:
+        """reclaim: gives up a kept state that nobody waits for, where there is one."""
+        self._reclaim = reclaim
+
+    def hold(self) -> None:
+        """A copy is kept in DRAM. Raises BudgetError where there are too many."""
+        if self.kept == self.most and not self._reclaim():
+            raise BudgetError(f"There is room in DRAM for {self.most} states, which are kept.", "Raise host_kv.")
+        self.kept += 1
+
+    def drop(self) -> None:
+        """One is not kept any more."""
+        self.kept -= 1
+
     def release(self) -> None:
         self.ledger.give("gpu", self.bytes)
-        self.bytes = 0
+        self.ledger.give("host", self.most * state_bytes(self.shapes))
+        self.bytes = self.most = 0
         self.tensors.clear()

@@ -363,6 +363,7 @@ class Engine:
             runtime.busy,
             tail=0 if blockwise is None else blockwise.question,
             store=self.store,
+            block=0 if runtime.states is None or self.store.sharing.blocker is not None else self.store.sharing.block,
         )
 
 

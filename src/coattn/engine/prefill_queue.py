@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 from coattn.engine.chunk_policy import ChunkPolicy
 from coattn.engine.request import PromptChunk, Request
+from coattn.engine.store.states import SHORT
 
 
 class PrefillQueue:
     """Divides what may be read between two decode steps among those whose prompts are read, the oldest first."""
 
-    def __init__(self, policy: ChunkPolicy, tail: int) -> None:
-        """tail: last tokens of a prompt that are read in one chunk, whatever the budget."""
-        self._policy, self._tail = policy, tail
+    def __init__(self, policy: ChunkPolicy, tail: int, block: int = 0) -> None:
+        """tail: last tokens of a prompt that are read in one chunk, whatever the budget.
+
+        block: chunks end at a multiple of it where they can, and the last one begins there, so that states are known
+        where blocks end; 0: there are no states.
+        """
+        self._policy, self._tail, self._block = policy, tail, block
         self._oldest_read = False
         """Whether the oldest prompt was the last to be read from."""
 
@@ -36,6 +41,11 @@ class PrefillQueue:
             end = request.total - self._tail if request.total - self._tail > request.stored else request.total
         elif request.total - end == 1 and end - request.stored > 1:
             end -= 1  # alone, the last token of a prompt would be a decode step of its own
+        if self._block:
+            last = (request.total - max(2, self._tail)) // self._block * self._block
+            whole = min(last, end // self._block * self._block)
+            far = end < request.total or whole - request.stored > SHORT
+            end = whole if whole > request.stored and far else end
         return PromptChunk(request, end)
 
     def share(self, readers: Sequence[Request], budget: int) -> tuple[PromptChunk, ...]:

@@ -36,16 +36,17 @@ class Scheduler:
         busy: Callable[[], Collection[int]] = tuple,
         tail: int = 0,
         store: SequenceStore | None = None,
+        block: int = 0,
     ) -> None:
         """admission: says what fits. policy: how many prompt tokens are read between two decode steps.
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         tail: last tokens of a prompt that are read in one chunk, whatever the budget.
-        store: what is stored outside the slots.
+        store: what is stored outside the slots. block: see `PrefillQueue`.
         """
         self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
-        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail)
+        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail, block)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from coattn.cache.states import StateStore
 from coattn.errors import UnsupportedError
+from coattn.hf.attention import ModelUser
 from coattn.hf.fuse.forms import replaced
 from coattn.hf.probe import Mixer, mixers_of
 from coattn.types import Phase, Step
-
-if TYPE_CHECKING:
-    from coattn.hf.forward import Session
 
 CACHES = ("cache_params", "past_key_values")
 """What mixers call the cache that they are given."""
@@ -49,7 +47,7 @@ class OneLayer(Cache):  # type: ignore[misc]
 class MixerForm:
     """Stands in for a mixer's forward while an engine has the model: decode tokens as a batch, prompts one by one."""
 
-    def __init__(self, session: Session, mixer: Mixer, module: nn.Module) -> None:
+    def __init__(self, session: ModelUser, mixer: Mixer, module: nn.Module) -> None:
         self.session, self.mixer, self.own = session, mixer, module.forward
         self.names = [f"{mixer.index}.{kind}.{number}" for kind, number, _, _ in mixer.states]
         taken = inspect.signature(self.own).parameters
@@ -97,7 +95,7 @@ class MixerForm:
 
 
 @contextmanager
-def mixing(session: Session) -> Iterator[None]:
+def mixing(session: ModelUser) -> Iterator[None]:
     """The model's mixers run in steps of the session inside this block."""
     decoder = session.model.get_decoder()
     with ExitStack() as undo:

@@ -64,7 +64,7 @@ class Runtime(Reports):
         Whoever does so takes them out."""
         if padding is None:
             padding = fixed and layers[0].device.type == "cuda"
-        self.states = StateStore(states, seqs, ledger, padding) if states else None
+        self.states = StateStore(states, seqs, ledger, padding, fixed) if states else None
         planned = make_groups(
             composed, CacheSpec(dict(enumerate(layers)), ledger, seqs, tokens, fixed, padding=int(padding))
         )
@@ -130,8 +130,6 @@ class Runtime(Reports):
         """
         step = Step(Phase.DECODE, tuple(range(rows)), (0,) * rows, (1,) * rows)
         running = RunningStep(step, self._side, self._decodes, eager=False)
-        if self.states is not None:
-            self.states.plan(())
         for group in self.groups:
             table = group.capture(rows, host, self._open_mailboxes)
             running.tables |= dict.fromkeys(group.cache.spec.layers, table)

@@ -96,6 +96,8 @@ class GraphRunner(Runner):
         empty = Step(Phase.DECODE, (), (), ())
         for group in self.runtime.groups:
             group.cache.plan(empty)
+        if self.runtime.states is not None:
+            self.runtime.states.plan(())
         self._write_inputs((), ())
         stages = [StageGraph(*pair) for pair in zip(self.devices, self._streams, strict=True)]
         capture = StageCapture(stages, self.session.pipeline, self._pools)

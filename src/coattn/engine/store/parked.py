@@ -17,7 +17,7 @@ from coattn.engine.store.blocks import EvictionOrder, PrefixNode, StoredBlocks
 from coattn.engine.store.disk import DiskPrefixCache
 from coattn.engine.store.files import Loaded
 from coattn.engine.store.prefix import PrefixCache
-from coattn.engine.store.sequence import ParkedSequence, ParkKey, averages_of, pack, unpack
+from coattn.engine.store.sequence import STATE, ParkedSequence, ParkKey, averages_of, pack, unpack
 from coattn.errors import BudgetError, one_line
 from coattn.step.runtime import Runtime
 
@@ -63,7 +63,7 @@ class ParkedStore:
             groups = [g.cache.gpu.take(slot, len(tokens), averages_of(g)) for g in self.runtime.groups]
             states = {} if self.runtime.states is None else self.runtime.states.take(slot)
             parked = ParkedSequence(tokens, shareable_tokens, groups, list(nodes), states=states)
-            self.count(parked)
+            self.hold_states(parked)
         except Exception as error:
             _log_loss(error)
             return
@@ -71,11 +71,11 @@ class ParkedStore:
         self._prefixes.use(parked.nodes)
         self.put(key, parked)
 
-    def count(self, parked: ParkedSequence) -> None:
-        """Its states count in DRAM from now on. Raises BudgetError where they are too much."""
-        size = sum(x.nbytes for x in parked.states.values()) - parked.counted
-        self.runtime.ledger.take("host", size, "The state of a parked sequence")
-        parked.counted += size
+    def hold_states(self, parked: ParkedSequence) -> None:
+        """Its states are kept. Raises BudgetError where there is no room for them."""
+        if self.runtime.states is not None and not parked.holds:
+            self.runtime.states.hold()
+            parked.holds = True
 
     def put(self, key: ParkKey, parked: ParkedSequence) -> None:
         """The same for one whose blocks are held already."""
@@ -176,14 +176,14 @@ class ParkedStore:
         if room is not None and self._bytes(parked) > room:
             return False
         moved = pack(self.runtime, self._blocks, parked)
-        size = sum(x.nbytes for x in moved.values())
+        size = sum(x.nbytes for name, x in moved.items() if not name.startswith(STATE))
         try:
             if room is None:
                 available.require(size, what, PLACE["host"])
-            ledger.take("host", size - parked.counted, what)
+            ledger.take("host", size, what)
         except BudgetError:
             return False
-        parked.moved, parked.states, parked.counted = moved, {}, 0
+        parked.moved = {name: x for name, x in moved.items() if not name.startswith(STATE)}
         self._give_blocks(parked)
         self.moved += 1
         return True
@@ -217,8 +217,9 @@ class ParkedStore:
         parked.file = ""
 
     def _drop_states(self, parked: ParkedSequence) -> None:
-        self.runtime.ledger.give("host", parked.counted)
-        parked.states, parked.counted = {}, 0
+        if parked.holds and self.runtime.states is not None:
+            self.runtime.states.drop()
+        parked.states, parked.holds = {}, False
 
     def _give_blocks(self, parked: ParkedSequence) -> None:
         self._blocks.drop(parked.ids)

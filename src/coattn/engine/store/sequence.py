@@ -35,8 +35,8 @@ class ParkedSequence:
     """Or the name of the file that has them."""
     states: dict[str, Tensor] = field(default_factory=dict)
     """Of layers with a state, after the last of the tokens, in DRAM."""
-    counted: int = 0
-    """Bytes of states that the ledger counts."""
+    holds: bool = False
+    """Whether these are one of the states that may be kept."""
 
     @property
     def in_place(self) -> bool:
@@ -51,8 +51,9 @@ class ParkedSequence:
 
 def pack(runtime: Runtime, blocks: StoredBlocks, parked: ParkedSequence) -> dict[str, Tensor]:
     """Everything of a sequence, on the host: `0.window.3` is what group 0 has in the window of layer 3."""
+    states = {f"{STATE}{name}": x for name, x in parked.states.items()}
     if parked.moved:
-        return dict(parked.moved)
+        return parked.moved | states
     found = blocks.read(parked.ids)
     for g, (group, kept) in enumerate(zip(runtime.groups, parked.groups, strict=True)):
         if len(kept.ids) * group.cache.block > len(parked.tokens):  # the last block is not full
@@ -65,7 +66,7 @@ def pack(runtime: Runtime, blocks: StoredBlocks, parked: ParkedSequence) -> dict
         books = _shared_books(group)
         known = {} if books is None else books.known()
         found |= {f"{g}.book.{layer}": x.to("cpu", copy=True) for layer, x in known.items()}
-    return found | {f"{STATE}{name}": x for name, x in parked.states.items()}
+    return found | states
 
 
 def unpack(

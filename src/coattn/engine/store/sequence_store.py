@@ -151,7 +151,7 @@ class SequenceStore:
         """A session goes on from tensors. If it raises InputError or BudgetError, nothing has changed."""
         parked = unpack(self.runtime, self._blocks, tensors, tokens, shareable_tokens)
         try:
-            self.parked.count(parked)
+            self.parked.hold_states(parked)
         except BaseException:
             self.parked.drop(parked)
             raise
@@ -162,7 +162,7 @@ class SequenceStore:
 
     def clear(self) -> None:
         """Forgets everything; slots are empty, and the tables may be in disorder."""
-        for part in (self._order, self.prefixes, self.parked, self.disk):
+        for part in (self._order, self.prefixes, self.parked, self.disk, self.sharing.states):
             if part is not None:
                 part.clear()
         for table in self.tables:

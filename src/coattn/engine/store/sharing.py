@@ -14,6 +14,7 @@ from coattn.engine.store.disk import DiskPrefixCache, DiskRead
 from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.engine.store.prefix import PrefixCache, PrefixCursor
 from coattn.engine.store.sequence import announce, fill
+from coattn.engine.store.states import SHORT, SPACING, PrefixStates
 from coattn.errors import BudgetError, one_line
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
@@ -35,8 +36,6 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     lost = resume_blocker(runtime)
     if lost is not None:
         return lost
-    if runtime.states is not None:
-        return "layers with a state: it is that after a sequence's last token, and earlier ones are not kept"
     if runtime.prompts.blockwise is not None:
         return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
@@ -70,6 +69,7 @@ class PrefixSharing:
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
         self.block = runtime.groups[-1].cache.block
+        self.states = None if runtime.states is None else PrefixStates(runtime.states)
         # a rule that looks at a prompt's last queries must see them; a single token would be a decode step's
         self.tail = 1 if self.exact else max(2, *(group.maintenance.observed_queries for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
@@ -90,13 +90,14 @@ class PrefixSharing:
         """The stored blocks that a request can begin with."""
         if self.blocker is not None:
             return []
-        return self.prefixes.match(self._keys(request))
+        found = self.prefixes.match(self._keys(request))
+        return found if self.states is None else found[: self.states.last([node.key for node in found])]
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
         """Bytes of its tokens that running requests hold anyway."""
         if self.blocker is not None or request.given is not None:
             return {}
-        if any(group.cache.spec.plan.host_overhead for group in self.runtime.groups):
+        if self.states is not None or any(group.cache.spec.plan.host_overhead for group in self.runtime.groups):
             return {}  # what maintenance keeps with a block is each sequence's own
         nodes, table = self.prefixes.nodes, self._blocks.tables[0]
 
@@ -112,7 +113,8 @@ class PrefixSharing:
             return 0
         keys: list[bytes] = []
         extend_keys(keys, self.root(salt), tokens, self.block)
-        return self.block * bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
+        stored = bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
+        return self.block * (stored if self.states is None else self.states.last(keys[:stored]))
 
     def attach(self, request: Request, nodes: list[PrefixNode]) -> None:
         """A request in an empty slot begins with stored blocks."""
@@ -124,6 +126,8 @@ class PrefixSharing:
         kept = [Snapshot(list(ids)) for ids in zip(*(node.blocks for node in nodes), strict=True)]
         slot = request.in_slot
         self._counts["copied_bytes"] += fill(self.runtime, slot, tokens, kept)
+        if self.states is not None:
+            self.states.put(nodes[-1].key, slot)
         announce(self.runtime, slot, tokens, Step(Phase.PREFILL, (slot,), (0,), (tokens,)))
         request.stored = tokens
 
@@ -131,6 +135,10 @@ class PrefixSharing:
         """Whether a request ahead reads what it needs. Where that is stored by now, it begins there."""
         cursor = request.cursor
         if cursor is None or cursor.read:
+            return False
+        if self.states is not None:  # its own blocks may be of no use without a state
+            if len(self.match(request)) * self.block > request.stored:
+                self._attach_again(request, cursor)
             return False
         keys, stored = self._keys(request), 0
         for other in ahead:
@@ -149,7 +157,7 @@ class PrefixSharing:
     def load(self, request: Request, disk: DiskPrefixCache) -> None:
         """A request gets what has come from the disk, and asks for what comes after it."""
         cursor = request.cursor
-        if cursor is None or cursor.refused:
+        if cursor is None or cursor.refused or self.states is not None:
             return
         if cursor.load is not None:
             if not cursor.load.future.done():
@@ -194,6 +202,9 @@ class PrefixSharing:
                 for table, i in zip(self._blocks.tables, node.blocks, strict=True):
                     table.swap(request.in_slot, b, i)
             cursor.nodes.append(node)
+        if self.states is not None and request.stored == end * self.block:
+            spacing = 1 if request.total - request.stored <= SHORT else SPACING
+            self.states.note(cursor.keys, end, request.in_slot, max(1, spacing // self.block))
 
     def _attach_again(self, request: Request, cursor: PrefixCursor) -> None:
         """More of a request's tokens is stored by now than when it began."""
