@@ -38,7 +38,7 @@ from coattn.step.running import RunningStep
 from coattn.types import Phase
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-FAMILIES = ("llama", "gemma3")
+FAMILIES = ("llama", "gemma3", "gpt_oss")
 PHASES = ("first", "later", "mixed", "decode", "session", "prefix", "disk", "remote")
 CAPTURED = ("host", "runner", "launched", "between", "staged")
 """Of steps that a GPU replays: the CPU's part fails, the runner does, or whoever is told that the GPU is at work; a

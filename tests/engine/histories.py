@@ -31,7 +31,7 @@ from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.check import whole_parameters
 
-FAMILIES = ("llama", "gemma3", "mistral_sliding")
+FAMILIES = ("llama", "gemma3", "mistral_sliding", "gpt_oss")
 LONGEST = 160
 EXACT = [name for name, row in METHODS.items() if compose(row).exact]
 TURNS = 5

@@ -74,4 +74,6 @@ def tiny(family: str, device: torch.device | str = "cpu", dtype: torch.dtype = t
                 parameter.normal_(0, 0.14)
             elif path.endswith(".sinks"):  # about as much of the softmax as all keys together
                 parameter.normal_(2, 1)
+            elif family == "gpt_oss" and path.endswith("_proj.bias"):
+                parameter.normal_(0, 0.3)
     return model.to(device=device, dtype=dtype).eval()

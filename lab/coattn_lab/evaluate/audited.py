@@ -80,7 +80,8 @@ class Exhaustive(Probe):
             asked, given, known, rest = (
                 x[row].float().view(shape.kv_heads, -1, *x.shape[2:]) for x in (q, out, attended, left)
             )
-            case = Case(asked, given, known, rest, self._scale, shape.softcap)
+            sinks = shape.sink_logits if shape.sink_logits is None else shape.sink_logits.view(shape.kv_heads, -1)
+            case = Case(asked, given, known, rest, self._scale, shape.softcap, sinks)
             found = measure(case, iter([self._kv[slot, layer]]))
             rows.append(torch.stack([found.error, found.missed, found.estimated], -1).cpu())
         self.found.append(torch.stack(rows))

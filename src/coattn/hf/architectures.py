@@ -16,7 +16,7 @@ INTERLEAVED = ("glm", "glm4")
 """Families in which RoPE turns pairs of neighbouring channels."""
 TURNED = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "gpt_neox", "opt"),
-    *("qwen3_moe", "glm4_moe", "mixtral"),
+    *("qwen3_moe", "glm4_moe", "mixtral", "gpt_oss"),
     *INTERLEAVED,
 )
 """Families whose queries and rotations are understood."""

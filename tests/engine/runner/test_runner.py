@@ -161,8 +161,9 @@ CASES = [
     # what a family has of its own: sliding windows, soft-capping, norms of heads, other sizes and positions
     *((family, "scout") for family in FAMILIES if family != "llama"),
     *(("gemma2", name) for name in ("full", "cpu", "hgca", "hcattention")),
+    *(("gpt_oss", name) for name in ("full", "hgca", "hcattention", "auto", "auto, int8", "h2o")),
 ]
-"""Each method with one family, each family with the method that has most to it; what slides and caps with others."""
+"""Each method with one family, each family with the method that has most to it; windows, caps and sinks with others."""
 
 
 @pytest.mark.gpu
