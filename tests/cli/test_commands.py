@@ -65,6 +65,11 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(odd))
     step = run_json("doctor", "--model", str(tmp_path))["uses"][-2]
     assert step["choice"][:6] == "Triton" or step["reason"] == "head size 12 is not a multiple of 8"
+    packed = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps({**odd, "quantization_config": packed}))
+    row = run_json("doctor", "--model", str(tmp_path))["uses"][-2]
+    assert row["choice"] == "fp8, kept packed"
+    assert row["reason"].startswith("fp8, a scale for blocks 128 x 128; ")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert "Layer 0 of family 'bert' attends" in run_json("doctor", "--model", str(tmp_path))["hints"][0]
 

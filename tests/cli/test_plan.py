@@ -114,13 +114,12 @@ AWQ = {
         ({**GEMMA_3, "model_type": "qwen2_5_vl"}, ("family 'qwen2_5_vl' hold a language model ('gemma3_text')",)),
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, ("quantised by 'mxfp4'",)),
         ({**AWQ, "kv_lora_rank": 8}, ("family 'qwen2' compress keys", "docs/families.md lists")),
-        (AWQ, ("quantised by 'awq', which takes the package gptqmodel", "Choose the checkpoint in bfloat16")),
+        ({**AWQ, "num_experts": 4}, ("'awq', which of a mixture of experts takes the package gptqmodel", "bfloat16")),
         ({**AWQ, "quantization_config": {"quant_method": "mxfp4"}}, ("quantised by 'mxfp4'", "bfloat16")),
-        ({**AWQ, "layer_types": ["linear_attention"] * 2}, ("family 'qwen2' have layers with a state",)),
         ({"model_type": "qwen2", "num_attention_heads": 0}, ("lacks a model's dimensions", "config.json")),
         ({"model_type": "nobodys"}, ("does not know the model type of", "Upgrade transformers")),
     ],
-    ids=["qwen2_5_vl", "gpt_oss", "mla", "awq", "mxfp4", "linear", "broken", "unknown"],
+    ids=["qwen2_5_vl", "gpt_oss", "mla", "awq", "mxfp4", "broken", "unknown"],
 )
 def test_what_does_not_run_is_refused_by_its_config(
     config: dict[str, object], said: tuple[str, ...], tmp_path: Path
@@ -133,11 +132,16 @@ def test_what_does_not_run_is_refused_by_its_config(
     [
         ("openai/gpt-oss-20b", "The weights are quantised by 'mxfp4'"),
         ("deepseek-ai/DeepSeek-V3", "compress keys and values (MLA)"),
-        ("Qwen2.5-32B-Instruct-AWQ", "quantised by 'awq', which takes the package gptqmodel"),
     ],
 )
 def test_known_models_that_do_not_run(name: str, said: str) -> None:
     assert_refused(coattn("plan", name, *CARD), said)
+
+
+def test_weights_in_4_bits_are_planned_with_their_bytes(tmp_path: Path) -> None:
+    found = planned("Qwen2.5-32B-Instruct-AWQ", *CARD)
+    table = 2 * 152064 * 5120 * 2
+    assert found["weight_bytes"] - table == pytest.approx(31e9 * (4 + 24 / 128) / 8, rel=0.02)
 
 
 def test_names_are_listed() -> None:

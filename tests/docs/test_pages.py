@@ -8,7 +8,8 @@ import click
 import pytest
 
 from coattn.cli.main import cli as coattn_command
-from coattn.hf.families import BUILT_IN, FAMILIES, LOADERS
+from coattn.hf.families import FAMILIES, LOADERS
+from coattn.hf.quantised.config import PACKED
 from coattn.tools.plan.estimate import held as kv_bytes
 from coattn.tools.plan.known import find_config
 from coattn.tools.plan.shape import read_shape
@@ -60,10 +61,10 @@ def test_families_are_counted() -> None:
 
 
 def test_forms_of_weights_are_those_of_the_code() -> None:
-    section = (ROOT / "docs" / "models.md").read_text().split("## Weights")[1].split("## Refused")[0]
-    rows = re.findall(r"^\| (`.+?) \| runs it.*? \| ([^|]+) \|$", section, re.M)
+    page = (ROOT / "docs" / "quantised_weights.md").read_text()
+    rows = re.findall(r"^\| (`.+?) \| runs it.*? \| ([^|]+) \|$", page, re.M)
     found = {name: package for names, package in rows for name in re.findall(r"`([\w-]+)`", names)}
-    assert found == {**LOADERS, **dict.fromkeys(BUILT_IN, "Transformers itself")}
+    assert found == {**LOADERS, **dict.fromkeys(PACKED, "coattn itself")}
 
 
 def test_the_options_in_the_pages_exist() -> None:

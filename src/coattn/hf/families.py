@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import ConfigError, InputError, UnsupportedError
+from coattn.hf.quantised.config import PACKED, is_packed, quantisation, refuse_packed
 
 FAMILIES: dict[str, str] = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
 """`model_type` -> the family's name, of those that are tested: tiny random models give Transformers' own tokens. Others
@@ -45,26 +46,16 @@ WRAPPERS = (
 )
 """Families of checkpoints that also take images, whose language model is loaded alone."""
 
-LOADERS = {
-    "awq": "gptqmodel",
-    "gptq": "gptqmodel",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed_tensors",
-    "torchao": "torchao",
-    "quanto": "optimum",
-    "hqq": "hqq",
-}
+LOADERS = {"bitsandbytes": "bitsandbytes", "torchao": "torchao", "quanto": "optimum", "hqq": "hqq"}
 """Quantisation of weights -> the package without which Transformers cannot load it."""
-BUILT_IN = ("fp8", "fbgemm_fp8")
-"""Quantisations that Transformers loads by itself, on a GPU."""
+EXPERT_LOADERS = {"awq": "gptqmodel", "gptq": "gptqmodel", "compressed-tensors": "compressed_tensors"}
+"""The same of mixtures of experts, whose layers coattn does not read packed; FP8 Transformers loads by itself."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raises why a checkpoint with this config.json is not run: the first line that `plan`, `generate` and `LLM` say of
     it, before a weight is fetched or read."""
-    text = config.get("text_config") or {}
-    weights = config.get("quantization_config") or text.get("quantization_config") or {}
-    refused = refuse_family(config) or _refuse_weights(weights)
+    refused = refuse_family(config) or _refuse_weights(config)
     if refused is not None:
         raise refused
 
@@ -151,19 +142,22 @@ def of_states(config: Mapping[str, Any]) -> bool:
     return any(value and key.startswith(KEYS_OF_STATES) for key, value in config.items())
 
 
-def _refuse_weights(quantised: Mapping[str, Any]) -> UnsupportedError | None:
+def _refuse_weights(config: Mapping[str, Any]) -> UnsupportedError | None:
+    quantised = quantisation(config)
     if not quantised:
         return None
     method = str(quantised.get("quant_method", "unknown"))
-    other = "Choose the checkpoint in bfloat16 or float16, or a GGUF file, which is unpacked."
-    if method in BUILT_IN:
-        return None
-    if method not in LOADERS:
-        return UnsupportedError(f"The weights are quantised by {method!r}, which coattn does not load.", other)
-    if find_spec(LOADERS[method]) is None:
-        return UnsupportedError(
-            f"The weights are quantised by {method!r}, which takes the package {LOADERS[method]} to load, and that is "
-            "not installed.",
-            other,
-        )
+    said, other = (
+        f"The weights are quantised by {method!r}",
+        "Choose the checkpoint in bfloat16 or float16, or a GGUF file, which is unpacked.",
+    )
+    if is_packed(config):
+        why = refuse_packed(quantised)
+        return None if why is None else UnsupportedError(f"{said} with {why}, which coattn does not read.", other)
+    package = LOADERS.get(method) or EXPERT_LOADERS.get(method)
+    if package is None and method not in PACKED:
+        return UnsupportedError(f"{said}, which coattn does not load.", other)
+    if package is not None and find_spec(package) is None:
+        takes = "which takes" if method in LOADERS else "which of a mixture of experts takes"
+        return UnsupportedError(f"{said}, {takes} the package {package} to load, and that is not installed.", other)
     return None

@@ -23,6 +23,7 @@ from coattn.hf.fuse.siblings import find_siblings
 from coattn.hf.gguf.header import read_header
 from coattn.hf.load import choose_dtype, hub_options
 from coattn.hf.probe import look_at, mixers_of, routed_to
+from coattn.hf.quantised.config import describe, is_packed, quantisation
 from coattn.hf.refusals import explained
 from coattn.hf.waits import waits
 from coattn.units import format_bytes
@@ -121,6 +122,8 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         Ahead(_with_numbers(model), [layers.index(kind) for kind in kinds])
     except UnsupportedError as error:
         ahead |= {"choice": "not predicted", "reason": error.sentence}
+    if is_packed(config):
+        rows.append(_packed(config, on_gpu))
     return [*rows, ahead]
 
 
@@ -150,3 +153,10 @@ def _with_numbers(model: Any) -> Any:
                 of_shape[weight.shape] = torch.nn.Parameter(numbers, requires_grad=False)
             each._parameters[name] = weight if weight is None else of_shape[weight.shape]
     return model
+
+
+def _packed(config: Mapping[str, Any], on_gpu: bool) -> dict[str, str]:
+    form, scales = describe(config)
+    how = "decode steps multiply them as they are; of prompts" if on_gpu else "multiplied by parts:"
+    why = f"{quantisation(config)['quant_method']}, a scale for {scales}; {how} one matrix at a time is unpacked"
+    return {"part": "weights of linear layers", "choice": f"{form}, kept packed", "reason": why}

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coattn.cache.available import memory
-from coattn.errors import BudgetError, ConfigError, ModelError
+from coattn.errors import BudgetError, ConfigError
 from coattn.hf.converted import Progress, silent, stage
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
 from coattn.hf.families import check_config, positions
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
-from coattn.hf.refusals import explained, reachable
+from coattn.hf.quantised.config import is_packed
+from coattn.hf.refusals import explained, reachable, refuse_gaps
+from coattn.hf.stored import bytes_of
 from coattn.kernels.card import check_card
 from coattn.units import format_apart
 
@@ -29,6 +32,8 @@ Check = Callable[[Any, int | None], object]
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 """The tokenizer's own name of a warning it gives once, and not when told that it was given."""
 
+WEIGHT_FILES = ["model*.safetensors*", "*.json"]
+"""What of a quantised checkpoint on the hub is fetched."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,21 +94,26 @@ def load(
     config, names = _text_part(config)
     if check is not None:
         check(tokenizer, positions(config))
-    if not hasattr(config, "quantization_config"):
-        _check_memory(config, number, None if on_host else place, named)
-    with explained(where, "model"), stage("load", on_progress):
-        model, report = _causal.from_pretrained(
-            where,
-            config=config,
-            dtype=number,
-            use_safetensors=True,
-            output_loading_info=True,
-            key_mapping=names,
-            **options,
-        )
-        if not on_host:
-            model.to(place)
-    _refuse_gaps(str(name), report)
+    if is_packed(config.to_dict()):
+        model = _read_packed(where, str(name), config, number, names, place, on_host, on_progress)
+    else:
+        if not hasattr(config, "quantization_config"):
+            with torch.device("meta"):
+                like = AutoModelForCausalLM.from_config(config, dtype=number)
+            _check_memory(like, str(number).removeprefix("torch."), None if on_host else place, named)
+        with explained(where, "model"), stage("load", on_progress):
+            model, report = _causal.from_pretrained(
+                where,
+                config=config,
+                dtype=number,
+                use_safetensors=True,
+                output_loading_info=True,
+                key_mapping=names,
+                **options,
+            )
+            if not on_host:
+                model.to(place)
+        refuse_gaps(str(name), sorted(report["missing_keys"]), sorted(key[0] for key in report["mismatched_keys"]))
     model.eval()
     tokenizer.padding_side = "left"
     # Whether a text is too long is for the caller to say, who may well cut it into pieces.
@@ -125,10 +135,34 @@ def _text_part(config: Any) -> tuple[Any, dict[str, str] | None]:
     return text, {rf"{part}lm_head\.": "lm_head.", rf"{part}(?:model\.)?(?!lm_head)": "model."}
 
 
-def _check_memory(config: Any, dtype: torch.dtype, place: torch.device | None, name: str) -> None:
-    """Raises BudgetError where weights do not fit. place: None: they stay in DRAM."""
-    with torch.device("meta"):
-        need = sum(x.nbytes for x in AutoModelForCausalLM.from_config(config, dtype=dtype).parameters())
+def _read_packed(
+    where: Path | str,
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    renamed: dict[str, str] | None,
+    place: torch.device,
+    on_host: bool,
+    on_progress: Progress,
+) -> PreTrainedModel:
+    """A model whose weights stay in 4 or 8 bits."""
+    from coattn.hf.quantised.read import Checkpoint
+
+    with explained(where, "model"), stage("load", on_progress):
+        local = hub_options(where)["local_files_only"]
+        folder = (
+            where
+            if isinstance(where, Path)
+            else Path(snapshot_download(where, local_files_only=local, allow_patterns=WEIGHT_FILES))
+        )
+        checkpoint = Checkpoint(folder, name, config, dtype, renamed)
+        _check_memory(checkpoint.model, "4 or 8 bits", None if on_host else place, name)
+        return checkpoint.fill(torch.device("cpu") if on_host else place)
+
+
+def _check_memory(model: PreTrainedModel, form: str, place: torch.device | None, name: str) -> None:
+    """Raises BudgetError where weights do not fit. model: without memory. place: None: they stay in DRAM."""
+    need = bytes_of(model)
     free, of, where = memory()[1], "memory", "this machine"
     hint = "Take a smaller model, or free memory."
     if place is not None and place.type == "cuda":
@@ -136,7 +170,7 @@ def _check_memory(config: Any, dtype: torch.dtype, place: torch.device | None, n
         hint = "Keep a part of them in DRAM (weights_on_gpu), take several devices, or a smaller model."
     if need > free:
         needed, there = format_apart(need, free)
-        said = f"The weights of {name} in {str(dtype).removeprefix('torch.')} need {needed} of {of}"
+        said = f"The weights of {name} in {form} need {needed} of {of}"
         raise BudgetError(f"{said}, but only {there} is free on {where}.", hint)
 
 
@@ -170,15 +204,3 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 def hub_options(where: Path | str) -> dict[str, Any]:
     """Of every call that loads: no code of the model's own, and no hub that does not answer."""
     return {"trust_remote_code": False, "local_files_only": isinstance(where, Path) or not reachable(where)}
-
-
-def _refuse_gaps(name: str, report: dict[str, Any]) -> None:
-    missing = sorted(report["missing_keys"])
-    misshapen = sorted(key[0] for key in report["mismatched_keys"])
-    for what, keys in (("lack", missing), ("have the wrong shape for", misshapen)):
-        if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise ModelError(
-                f"The weights of {name} {what} {keys[0]}{more}.",
-                "The files do not belong together: download or save the model again.",
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -125,3 +125,14 @@ def reachable(name: str) -> bool:
             return False
         raise
     return True
+
+
+def refuse_gaps(name: str, missing: Sequence[str], misshapen: Sequence[str]) -> None:
+    """Raises ModelError where tensors are missing in the files of a model, or have another shape than it needs."""
+    for what, keys in (("lack", missing), ("have the wrong shape for", misshapen)):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise ModelError(
+                f"The weights of {name} {what} {min(keys)}{more}.",
+                "The files do not belong together: download or save the model again.",
+            )

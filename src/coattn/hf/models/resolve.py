@@ -71,7 +71,7 @@ def check_folder(folder: Path) -> None:
         if "config.json" not in names:
             raise ModelError(f"The folder {folder} has no config.json, so it is not a model.", LAYOUT)
         check_config(read_config(folder / "config.json"))
-        for shard in _shards(folder, names):
+        for shard in shards(folder, names):
             with shard.open("rb"), safe_open(shard, "pt"):  # reads the header and compares it with the file's size
                 pass
     except OSError as error:
@@ -85,17 +85,18 @@ def check_folder(folder: Path) -> None:
         raise ModelError(f"The model folder {folder} has no tokenizer.", LAYOUT)
 
 
-def _shards(folder: Path, names: set[str]) -> list[Path]:
+def shards(folder: Path, names: set[str]) -> list[Path]:
+    """The files that hold a model's weights, of those in its folder that have these names."""
     if WEIGHTS in names:
         return [folder / WEIGHTS]
     if INDEX in names:
         weight_map = _read_object(folder / INDEX).get("weight_map")
-        shards = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-        missing = [shard for shard in shards if shard not in names]
-        if not shards or missing:
+        listed = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
+        missing = [shard for shard in listed if shard not in names]
+        if not listed or missing:
             what = f"lacks {', '.join(missing)}" if missing else f"has an {INDEX} that names no weights"
             raise ModelError(f"The model folder {folder} {what}.", "Copy or download the missing files again.")
-        return [folder / shard for shard in shards]
+        return [folder / shard for shard in listed]
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         raise ModelError(
             f"The model folder {folder} holds pickled weights only, which coattn does not open.",

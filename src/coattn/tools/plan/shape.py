@@ -10,8 +10,8 @@ DIMENSIONS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_
 """Where a config lacks one, Transformers is asked, which takes seconds to import."""
 IN_4_BITS = {"awq", "gptq", "bitsandbytes", "mxfp4", "compressed-tensors", "hqq"}
 """Forms of weights with so many bits where the config does not say how many; others have 8."""
-GROUP_BITS = 0.25
-"""Scales and zeros of groups of 128, a weight."""
+GROUP, GROUP_BITS = 128, 24
+"""Weights of a group that has a scale and a zero, where the config does not say; and the bits of both."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PLAIN_MLP = ("opt", "gpt_neox")
 """Families whose feed-forward layers are two products, not three."""
@@ -147,16 +147,13 @@ def _params(config: Mapping[str, Any], q_heads: int, kv_heads: int, head_dim: in
 
 
 def _bits(quantised: Mapping[str, Any]) -> float:
-    for name in ("bits", "w_bit"):
-        if quantised.get(name):
-            return float(quantised[name]) + GROUP_BITS
-    if quantised.get("load_in_8bit"):
-        return 8.0 + GROUP_BITS
-    for group in (quantised.get("config_groups") or {}).values():
-        found = (group.get("weights") or {}).get("num_bits")
-        if found:
-            return float(found) + GROUP_BITS
-    return 4.0 + GROUP_BITS if quantised.get("quant_method") in IN_4_BITS else 8.0
+    """Of a weight, with its part of scales and zeros."""
+    groups = [group["weights"] for group in (quantised.get("config_groups") or {}).values() if group.get("weights")]
+    said = {**next(iter(groups), {}), **quantised}
+    bits = next((said[name] for name in ("bits", "w_bit", "num_bits") if said.get(name)), None)
+    bits = bits or (8 if said.get("load_in_8bit") else 4 if said.get("quant_method") in IN_4_BITS else None)
+    group = int(said.get("group_size") or GROUP)
+    return 8.0 if bits is None else float(bits) + (GROUP_BITS / group if group > 0 else 0)
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:

@@ -1,0 +1,143 @@
+"""Tiny checkpoints in 4 and 8 bits, written as the formats' public descriptions say, and the numbers that they mean."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tests.engine.small import tokenizer
+from tests.hf.families import tiny
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+Stored = tuple[dict[str, Tensor], Tensor]
+"""A layer's tensors by the ends of their names, and the weights that they mean, `[n, k]`."""
+GROUP = 16
+
+
+def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Codes from 0 on along the last axis, in int32: the word's field i holds code `order[i]` of those in the word."""
+    per = 32 // bits
+    parts = codes.long().view(*codes.shape[:-1], -1, per)
+    found = sum(parts[..., (order or tuple(range(per)))[i]] << (bits * i) for i in range(per))
+    assert isinstance(found, Tensor)
+    return (found - ((found >> 31) << 32)).int()
+
+
+def levels(weight: Tensor, bits: int, group: int, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """codes `[n, k]`, scales and zeros `[n, k / group]`, and the weights that they mean."""
+    parts, top = weight.view(len(weight), -1, group), 2**bits - 1
+    low, high = parts.amin(-1), parts.amax(-1)
+    if symmetric:
+        high = torch.maximum(-low, high)
+        low = -high
+    scales = ((high - low) / (top - 1)).half()
+    zeros = torch.full_like(scales, 2 ** (bits - 1)) if symmetric else (-low / scales).round().clamp(0, top)
+    codes = (parts / scales[..., None] + zeros[..., None]).round().clamp(0, top)
+    meant = (codes - zeros[..., None]) * scales[..., None].float()
+    return codes.view_as(weight).long(), scales, zeros.long(), meant.view_as(weight)
+
+
+def awq(weight: Tensor) -> Stored:
+    codes, scales, zeros, meant = levels(weight, 4, GROUP)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return {"qweight": words(codes.T, 4, order), "qzeros": words(zeros.T, 4, order), "scales": scales.T}, meant
+
+
+def gptq(weight: Tensor, bits: int = 4, less: int = 1, sort: bool = False) -> Stored:
+    """sort: the groups are of columns that are not neighbours."""
+    k = weight.shape[1]
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(k)) if sort else torch.arange(k)
+    codes, scales, zeros, meant = levels(weight[:, order], bits, GROUP)
+    back = torch.argsort(order)
+    tensors = {
+        "qweight": words(codes[:, back], bits).T,
+        "qzeros": words((zeros.T - less) % 2**bits, bits),
+        "scales": scales.T,
+        "g_idx": (back // GROUP).int(),
+    }
+    return tensors, meant[:, back]
+
+
+def pack_quantized(weight: Tensor, bits: int = 4, symmetric: bool = True, group: int = GROUP) -> Stored:
+    codes, scales, zeros, meant = levels(weight, bits, group, symmetric)
+    tensors = {"weight_packed": words(codes, bits), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
+    return tensors if symmetric else {**tensors, "weight_zero_point": words(zeros.T, bits).T}, meant
+
+
+def int8_rows(weight: Tensor) -> Stored:
+    codes, scales, _, meant = levels(weight, 8, weight.shape[1], symmetric=True)
+    return {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}, meant
+
+
+def float8(weight: Tensor, name: str = "weight_scale", rows: int = 0, columns: int = 0) -> Stored:
+    """rows, columns: of a block that shares a scale; 0: all."""
+    n, k = weight.shape
+    rows, columns = rows or n, columns or k
+    padded = nn.functional.pad(weight, (0, -k % columns, 0, -n % rows))
+    parts = padded.view(len(padded) // rows, rows, -1, columns)
+    scales = parts.abs().amax((1, 3)) / 448
+    codes = (parts / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    meant = (codes.float() * scales[:, None, :, None]).view_as(padded)[:n, :k]
+    scale = scales.view(1) if scales.numel() == 1 else scales
+    return {"weight": codes.view_as(padded)[:n, :k], name: scale}, meant
+
+
+def _scheme(bits: int, kind: str = "int", **options: Any) -> dict[str, Any]:
+    return {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **options}}}
+    }
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+SCHEMES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq),
+    "gptq sorted": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, lambda w: gptq(w, sort=True)),
+    "gptq v2": ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 8, 0)),
+    "int4": ({**COMPRESSED, **_scheme(4)}, pack_quantized),
+    "int4 zeros": ({**COMPRESSED, **_scheme(4, symmetric=False)}, lambda w: pack_quantized(w, symmetric=False)),
+    "int8": ({**COMPRESSED, **_scheme(8)}, lambda w: pack_quantized(w, 8, group=w.shape[1])),
+    "int8 bytes": ({**COMPRESSED, **_scheme(8), "format": "int-quantized"}, int8_rows),
+    "fp8 rows": ({**COMPRESSED, **_scheme(8, "float"), "format": "float-quantized"}, lambda w: float8(w, rows=1)),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": None}, lambda w: float8(w, "weight_scale_inv")),
+    "fp8 blocks": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32]},
+        lambda w: float8(w, "weight_scale_inv", 32, 32),
+    ),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, lambda w: float8(w, rows=1)),
+}
+
+
+@torch.no_grad()
+def write(folder: Path, scheme: str, family: str = "llama") -> PreTrainedModel:
+    """A quantised folder; returns the model that it means, in float32."""
+    model = tiny(family)
+    quantised, store = SCHEMES[scheme]
+    tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and name != "lm_head":
+            made, meant = store(module.weight)
+            module.weight.copy_(meant)
+            del tensors[f"{name}.weight"]
+            tensors |= {f"{name}.{end}": tensor for end, tensor in made.items()}
+        elif name == "lm_head" or isinstance(module, nn.Embedding):
+            module.weight.copy_(module.weight.half())
+    model.config.quantization_config = quantised
+    model.config.save_pretrained(folder)
+    del model.config.quantization_config
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    tokenizer().save_pretrained(folder)
+    return model
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Other values in the folder's `quantization_config`."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= changes
+    path.write_text(json.dumps(config))

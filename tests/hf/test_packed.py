@@ -1,0 +1,140 @@
+"""Checkpoints in 4 and 8 bits: read without other packages, kept packed, right in every way to run a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.engine.small import by_transformers, greedy
+from tests.hf.quantised_folders import SCHEMES, edit_config, write
+from tests.hf.test_weights import logits, staged_weights
+
+import coattn
+from coattn.errors import CoattnError, UnsupportedError
+from coattn.hf.architectures import describe_layers
+from coattn.hf.fingerprint import weights_fingerprint
+from coattn.hf.load import load
+from coattn.hf.quantised.module import PackedLinear
+from coattn.hf.stored import bytes_of
+
+IDS = torch.randint(3, 160, (1, 30), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_logits_are_those_of_the_numbers_that_the_files_mean(scheme: str, family: str, tmp_path: Path) -> None:
+    numbers = write(tmp_path, scheme, family)
+    model = load(tmp_path, dtype="float32", device="cpu").model
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    assert len(packed) == 7 * model.config.num_hidden_layers
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, numbers(IDS).logits, rtol=2e-4, atol=2e-4)
+    assert {shape.dtype for shape in describe_layers(model)} == {torch.float32}
+    bits = 4 if packed[0].form == "int4" else 8
+    assert sum(each.codes.nbytes for each in packed) == sum(x.in_features * x.out_features for x in packed) * bits // 8
+
+
+@pytest.mark.parametrize("scheme", ["awq", "gptq sorted", "fp8 blocks"])
+def test_every_way_to_run_a_model_gives_the_same_tokens(scheme: str, tmp_path: Path) -> None:
+    want = by_transformers(write(tmp_path, scheme), IDS[0].tolist(), 8)
+    with coattn.LLM(str(tmp_path), "cpu", dtype="float32", device="cpu", max_length=64, block=8) as llm:
+        (found,) = llm.generate(IDS[0].tolist(), greedy(8))
+        assert found.token_ids == want
+        assert llm.report()["exact"]
+    model = load(tmp_path, dtype="float32", device="cpu").model
+    for way in ("attach", "cache"):
+        with coattn.attach(model, "full", block=8) if way == "attach" else coattn.Cache(model, "full") as running:
+            options = {} if way == "attach" else {"past_key_values": running}
+            with torch.no_grad():
+                out = model.generate(IDS, max_new_tokens=8, do_sample=False, pad_token_id=0, **options)
+        assert tuple(out[0, 30:].tolist()) == want
+
+
+def test_the_kv_is_of_the_activations_dtype_and_weights_stay_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "fp8 blocks")
+    model = load(tmp_path, dtype="bfloat16", device="cpu").model
+    assert {shape.dtype for shape in describe_layers(model)} == {torch.bfloat16}
+    assert {module.codes.dtype for module in model.modules() if isinstance(module, PackedLinear)} == {torch.uint8}
+    assert model.model.norm.weight.dtype == torch.bfloat16
+
+
+def test_fingerprints_tell_two_quantisations_apart(tmp_path: Path) -> None:
+    write(tmp_path, "awq")
+    first, again = (load(tmp_path, dtype="float32", device="cpu").model for _ in range(2))
+    change(tmp_path, lambda tensors: tensors["model.layers.1.mlp.up_proj.qweight"][3].bitwise_xor_(1))
+    other = load(tmp_path, dtype="float32", device="cpu").model
+    assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(other)
+
+
+def test_packed_layers_lie_in_dram_and_come_in_turns(tmp_path: Path) -> None:
+    write(tmp_path, "gptq")
+    model = load(tmp_path, dtype="float32", device="cpu").model
+    want = logits(model)
+    with staged_weights(model) as staged:
+        assert torch.equal(logits(model), want)
+        assert 0 < staged.split.host_bytes < bytes_of(model)
+    assert torch.equal(logits(model), want)
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+Q = "model.layers.0.self_attn.q_proj."
+BROKEN: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "lack model.layers.0.self_attn.q_proj.scales.": ("awq", lambda t: t.pop(Q + "scales")),
+    "lack model.layers.0.self_attn.q_proj.qzeros.": ("gptq", lambda t: t.pop(Q + "qzeros")),
+    "lack model.layers.0.self_attn.q_proj.weight_packed.": ("int4", lambda t: t.pop(Q + "weight_packed")),
+    "lack model.layers.0.self_attn.q_proj.weight_scale_inv.": ("fp8", lambda t: t.pop(Q + "weight_scale_inv")),
+    "lack model.norm.weight": ("fp8 rows", lambda t: t.pop("model.norm.weight")),
+    "wrong shape for model.layers.0.self_attn.q_proj.qweight": ("awq", lambda t: cut(t, Q + "qweight")),
+    "wrong shape for model.layers.0.self_attn.q_proj.qzeros": ("gptq", lambda t: cut(t, Q + "qzeros")),
+    "wrong shape for model.layers.0.self_attn.q_proj.weight_packed": ("int8", lambda t: cut(t, Q + "weight_packed")),
+    "wrong shape for model.layers.0.self_attn.q_proj.weight.": ("int8 bytes", lambda t: cut(t, Q + "weight")),
+    "wrong shape for model.layers.0.self_attn.q_proj.weight_scale_inv": (
+        "fp8 blocks",
+        lambda t: cut(t, Q + "weight_scale_inv"),
+    ),
+    "wrong shape for model.layers.0.self_attn.q_proj.g_idx": ("gptq sorted", lambda t: t[Q + "g_idx"].zero_()),
+}
+
+
+def cut(tensors: dict[str, Any], name: str) -> None:
+    tensors[name] = tensors[name][:-1].contiguous()
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_a_broken_file_is_one_sentence(said: str, tmp_path: Path) -> None:
+    scheme, edit = BROKEN[said]
+    write(tmp_path, scheme)
+    change(tmp_path, edit)
+    with pytest.raises(CoattnError) as caught:
+        load(tmp_path, dtype="float32", device="cpu")
+    assert said in caught.value.sentence
+    assert caught.value.hint
+
+
+UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "'awq' with 4 bits in version 'gemv'": ("awq", {"version": "gemv"}),
+    "'gptq' with 3 bits": ("gptq", {"bits": 3}),
+    "'gptq' with 4 bits in format 'marlin'": ("gptq", {"checkpoint_format": "marlin"}),
+    "with format 'nvfp4-pack-quantized'": ("int4", {"format": "nvfp4-pack-quantized"}),
+    "with a transform_config": ("int4", {"transform_config": {"config_groups": {"R1": {}}}}),
+    "with a sparsity_config": ("int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}),
+    "quantised by 'exl3', which coattn does not load": ("awq", {"quant_method": "exl3"}),
+}
+
+
+@pytest.mark.parametrize("said", UNKNOWN)
+def test_what_is_not_understood_is_refused_by_its_name(said: str, tmp_path: Path) -> None:
+    scheme, changes = UNKNOWN[said]
+    write(tmp_path, scheme)
+    edit_config(tmp_path, **changes)
+    (tmp_path / "model.safetensors").unlink()  # it is refused before weights are looked at
+    with pytest.raises(UnsupportedError, match="quantised by") as caught:
+        load(tmp_path, dtype="float32", device="cpu")
+    assert said in caught.value.sentence

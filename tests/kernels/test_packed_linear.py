@@ -1,0 +1,51 @@
+"""Linear layers in 4 and 8 bits: their plain meaning."""
+
+import pytest
+import torch
+from tests.kernels.quantised_weights import FORMS, random_packed
+
+from coattn.kernels import packed_linear as module
+from coattn.kernels.packed_linear import packed_linear
+from coattn.kernels.quantise.weights import join_packed, unpack
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_unpacking_gives_the_numbers(form: str) -> None:
+    weight, want = random_packed(FORMS[form], 48, 192, CPU)
+    torch.testing.assert_close(unpack(weight, torch.float64), want, rtol=1e-6, atol=0)
+    assert torch.equal(unpack(weight, torch.float32, 16, 40), unpack(weight, torch.float32)[16:40])
+    bits = 4 if weight.form == "int4" else 8
+    assert weight.codes.nbytes == 48 * 192 * bits // 8
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_is_that_of_the_numbers_tile_by_tile(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 16)
+    seen = []
+    own = module.unpack
+    monkeypatch.setattr(module, "unpack", lambda *args: seen.append(own(*args)) or seen[-1])
+    weight, numbers = random_packed(FORMS[form], 40, 128, CPU)
+    x, bias, residual = torch.randn(2, 3, 128), torch.randn(40), torch.randn(2, 3, 40)
+    order = torch.randperm(128).int()
+    got = packed_linear(x, weight._replace(order=order), bias, residual)
+    want = (x[..., order].double() @ numbers.T + bias + residual).float()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    assert [len(rows) for rows in seen] == [16, 16, 8]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_matrices_become_one_where_they_are_stored_alike(form: str) -> None:
+    pairs = [random_packed(FORMS[form], n, 128, CPU, seed=n) for n in (32, 16, 48)]
+    joined = join_packed([weight for weight, _ in pairs])
+    if form == "fp8":  # one scale each
+        assert joined is None
+        return
+    assert joined is not None
+    want = torch.cat([numbers for _, numbers in pairs])
+    torch.testing.assert_close(unpack(joined, torch.float64), want, rtol=1e-6, atol=0)
+    first = joined.first_rows(32)
+    assert torch.equal(unpack(first, torch.float64), unpack(pairs[0][0], torch.float64))
+    assert first.codes.data_ptr() == joined.codes.data_ptr()
+    assert join_packed([pairs[0][0], pairs[1][0]._replace(order=torch.arange(128).int())]) is None
