@@ -15,6 +15,8 @@ import coattn
 from coattn.errors import CoattnError, UnsupportedError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.fingerprint import weights_fingerprint
+from coattn.hf.forward import Session
+from coattn.hf.fuse.fusion import Fusion
 from coattn.hf.load import load
 from coattn.hf.quantised.module import PackedLinear
 from coattn.hf.stored import bytes_of
@@ -76,6 +78,22 @@ def test_packed_layers_lie_in_dram_and_come_in_turns(tmp_path: Path) -> None:
         assert torch.equal(logits(model), want)
         assert 0 < staged.split.host_bytes < bytes_of(model)
     assert torch.equal(logits(model), want)
+
+
+@pytest.mark.parametrize(("scheme", "layers"), [("awq", 3), ("fp8 blocks", 3), ("gptq sorted", 0)])
+def test_packed_projections_are_one_matrix_in_a_fused_step(scheme: str, layers: int, tmp_path: Path) -> None:
+    """But where each sorts its columns in its own way."""
+    pytest.importorskip("triton")
+    write(tmp_path, scheme)
+    model: Any = load(tmp_path, dtype="float32", device="cpu").model
+    before = {name: x.clone() for name, x in model.named_parameters()}
+    with Session(model) as session:
+        fusion = Fusion(session)
+        assert fusion.summary.get("layers", 0) == layers
+        parts = [getattr(model.model.layers[0].self_attn, f"{name}_proj").codes for name in "qkv"]
+        assert (len({part.untyped_storage().data_ptr() for part in parts}) == 1) == bool(layers)
+        fusion.close()
+    assert all(x.is_contiguous() and torch.equal(x, before[name]) for name, x in model.named_parameters())
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -6,7 +6,7 @@ from tests.kernels.quantised_weights import FORMS, random_packed
 
 from coattn.kernels import packed_linear as module
 from coattn.kernels.packed_linear import packed_linear
-from coattn.kernels.quantise.weights import join_packed, unpack
+from coattn.kernels.quantise.weights import can_join, join_packed, unpack
 
 CPU = torch.device("cpu")
 
@@ -38,14 +38,15 @@ def test_a_product_is_that_of_the_numbers_tile_by_tile(form: str, monkeypatch: p
 @pytest.mark.parametrize("form", FORMS)
 def test_matrices_become_one_where_they_are_stored_alike(form: str) -> None:
     pairs = [random_packed(FORMS[form], n, 128, CPU, seed=n) for n in (32, 16, 48)]
-    joined = join_packed([weight for weight, _ in pairs])
-    if form == "fp8":  # one scale each
-        assert joined is None
+    parts = [weight for weight, _ in pairs]
+    assert can_join(parts) == (form != "fp8"), "which has one scale each"
+    if form == "fp8":
         return
-    assert joined is not None
+    joined = join_packed(parts)
     want = torch.cat([numbers for _, numbers in pairs])
     torch.testing.assert_close(unpack(joined, torch.float64), want, rtol=1e-6, atol=0)
-    first = joined.first_rows(32)
+    first = joined.between(0, 32)
     assert torch.equal(unpack(first, torch.float64), unpack(pairs[0][0], torch.float64))
+    assert torch.equal(unpack(joined.between(32, 48), torch.float64), unpack(pairs[1][0], torch.float64))
     assert first.codes.data_ptr() == joined.codes.data_ptr()
-    assert join_packed([pairs[0][0], pairs[1][0]._replace(order=torch.arange(128).int())]) is None
+    assert not can_join([parts[0], parts[1]._replace(order=torch.arange(128).int())])

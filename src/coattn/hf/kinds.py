@@ -78,7 +78,8 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     Raises UnsupportedError for attention that coattn cannot compute.
     """
     text, on_gpu = dict(config.get("text_config") or config), device.type == "cuda"
-    plain = not (text.pop("quantization_config", None) or config.get("quantization_config"))
+    plain = is_packed(config) or not quantisation(config)
+    text.pop("quantization_config", None)
     model = _without_memory(name, text)
     siblings = {module: found for module in model.modules() if (found := find_siblings(module))}
     layers = [

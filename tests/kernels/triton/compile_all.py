@@ -28,6 +28,7 @@ from coattn.kernels.triton import (
     model,
     nearest,
     note_case,
+    packed_linear,
     pick_blocks,
     read_keys,
     recall,
@@ -118,6 +119,22 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (linear._few, {"BIAS": False, "RESIDUAL": True, "M": linear.MOST_TOKENS, "BN": bn, "BK": bk, "FOLLOW": False})
         for bn, bk in sorted({linear.tile_of(16, *shape)[:2] for shape in PRODUCTS})
+    ),
+    *(
+        (
+            packed_linear._packed,
+            {"GROUP": 128, "ROWS": rows, "ZEROS": form == "int4", "BIAS": False, "RESIDUAL": True, "F16": f16}
+            | {"FORM": packed_linear.FORMS[form], "OFFSET": 0, "SPAN": 128, "M": m, "BN": bn, "FOLLOW": m == 16},
+        )
+        for form, rows in (("int4", 1), ("int8", 1), ("fp8", 128))
+        for m, bn, f16 in ((16, 64, False), (32, 64, False), (32, 32, True))
+    ),
+    *(
+        (
+            packed_linear._unpack,
+            {"GROUP": 128, "ROWS": 1, "ZEROS": True, "FORM": form, "OFFSET": 0, "SPAN": 128, "BN": 32},
+        )
+        for form in packed_linear.FORMS.values()
     ),
     (
         experts._route,
@@ -224,6 +241,10 @@ TYPES: dict[Any, dict[str, str]] = {
 }
 """What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""
 ODD: dict[Any, dict[str, str]] = {
+    **{
+        kernel: {"codes_ptr": "*u8", "zero_ptr": "*i8", "scale_ptr": "*fp16", "out_ptr": "*bf16"}
+        for kernel in (packed_linear._packed, packed_linear._unpack)
+    },
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
     read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
     read_keys._listed_rows: {"ids_ptr": "*i64", "out_ptr": "*bf16"},
@@ -254,6 +275,9 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
     experts._route: lambda *_: {"warps": 1},
+    packed_linear._packed: lambda c, _: dict(
+        zip(("warps", "stages"), packed_linear.tile_of(8192 if c["BN"] == 64 else 64)[1:], strict=True)
+    ),
     linear._few: lambda c, shared: few(c["BN"], c["BK"], shared),
 }
 
@@ -266,6 +290,8 @@ def few(bn: int, bk: int, shared: int) -> dict[str, int]:
 
 def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
+    if constants.get("F16") and name in ("x_ptr", "b_ptr", "r_ptr", "out_ptr"):
+        return "*fp16"
     if found := TYPES.get(kernel, {}).get(name) or ODD.get(kernel, {}).get(name):
         return found
     if kernel in TYPES and name.endswith("_ptr") and name[:-4] in WHOLE.split():

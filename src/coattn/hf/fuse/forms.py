@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coattn.hf.quantised.module import PackedLinear
 from coattn.hf.stored import is_plain
+from coattn.kernels.quantise.weights import Packed
 
 SLACK = 4
 """Relative error allowed, in units of the dtype's last place: sums in another order."""
@@ -62,6 +64,12 @@ def replaced(owner: object, form: Callable[..., Any], name: str = "forward") -> 
 
 
 def is_plain_linear(module: object) -> bool:
-    """A linear layer that nothing hooks into, and whose weights are not quantised."""
+    """A linear layer that nothing hooks into, whose weights are numbers or those that coattn keeps packed."""
     hooked = hasattr(module, "_hf_hook") or (isinstance(module, nn.Module) and bool(module._forward_hooks))
-    return type(module) is nn.Linear and not hooked and is_plain(module.weight)
+    known = type(module) is PackedLinear or (type(module) is nn.Linear and is_plain(module.weight))
+    return known and not hooked
+
+
+def weight_of(module: Any) -> Tensor | Packed:
+    """What `linear` multiplies for such a layer."""
+    return module.packed if type(module) is PackedLinear else module.weight

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from coattn.hf.experts import is_experts, is_router, top_of
 from coattn.hf.forward import Session
 from coattn.hf.fuse.experts import by_size, expert_form, router_forms, router_input, safe_form
-from coattn.hf.fuse.forms import eps_of, is_plain_linear, replaced, rotary_form, same
+from coattn.hf.fuse.forms import eps_of, is_plain_linear, replaced, rotary_form, same, weight_of
 from coattn.hf.fuse.layer import layer_form
 from coattn.hf.fuse.siblings import Siblings, find_siblings
 from coattn.hf.stored import first_of
@@ -96,7 +96,7 @@ class Fusion:
             given = router_input(module, self._random(module.weight.device, 3, module.weight.shape[1]))
             any(self._fits("routers", module, form, [given]) for form in router_forms(module))
         elif is_plain_linear(module) and module not in self._members:
-            self._use("linears", module, lambda x: linear(x, module.weight, module.bias), module.in_features)
+            self._use("linears", module, lambda x: linear(x, weight_of(module), module.bias), module.in_features)
         elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
 
             def gate(x: Tensor) -> Tensor:

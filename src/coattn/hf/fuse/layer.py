@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from coattn.hf.attention import attention_forward
 from coattn.hf.experts import is_experts
-from coattn.hf.fuse.forms import eps_of, is_plain_linear
+from coattn.hf.fuse.forms import eps_of, is_plain_linear, weight_of
 from coattn.hf.fuse.siblings import Siblings
 from coattn.kernels.linear import linear
+from coattn.kernels.quantise.weights import Packed
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
@@ -40,14 +41,14 @@ class LayerForm:
         q, k = prepare_heads(projected, cos, sin, self.heads[0], self.heads[1], self.head_norms, self.head_eps)
         v = projected[..., -self.qkv.sizes[2] :].view(*x.shape[:2], self.heads[2], self.head_dim).transpose(1, 2)
         attended, _ = attention_forward(self.attn, q, k, v, None, scaling=self.attn.scaling)
-        x = linear(attended.flatten(-2), self.attn.o_proj.weight, self.attn.o_proj.bias, x)
+        x = linear(attended.flatten(-2), weight_of(self.attn.o_proj), self.attn.o_proj.bias, x)
         normed = rms_norm(x, *self.norms[1])
         if self.gate_up is None:
             return cast("Tensor", x + self.mlp(normed))
         wide = linear(normed, self.gate_up.weight, self.gate_up.bias)
         half = self.gate_up.sizes[0]
         inner = gated_silu(wide[..., :half], wide[..., half:])
-        return linear(inner, self.mlp.down_proj.weight, self.mlp.down_proj.bias, x)
+        return linear(inner, weight_of(self.mlp.down_proj), self.mlp.down_proj.bias, x)
 
     def query(self, hidden: Tensor, rope: tuple[Tensor, Tensor], norm: tuple[Tensor, float]) -> Tensor:
         """The query alone, `[1, q_heads, tokens, d]`, that the layer would make of such an input under a norm."""
@@ -55,7 +56,9 @@ class LayerForm:
 
         rows = self.qkv.sizes[0]
         bias = None if self.qkv.bias is None else self.qkv.bias[:rows]
-        projected = linear(rms_norm(hidden, *norm), self.qkv.weight[:rows], bias)
+        both = self.qkv.weight
+        weight = both.between(0, rows) if isinstance(both, Packed) else both[:rows]
+        projected = linear(rms_norm(hidden, *norm), weight, bias)
         return prepare_heads(projected, *rope, self.heads[0], 0, self.head_norms, self.head_eps)[0]
 
 

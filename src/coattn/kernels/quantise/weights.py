@@ -50,11 +50,11 @@ class Packed(NamedTuple):
         named = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "order": self.order}
         return {name: x for name, x in named.items() if x is not None}
 
-    def first_rows(self, n: int) -> Packed:
-        """The first n rows, a view. n: a multiple of `rows`, or the matrix has one scale for all."""
-        ends = -(-n // self.rows)
-        zeros = None if self.zeros is None else self.zeros[:, :ends]
-        return self._replace(codes=self.codes[:n], scales=self.scales[:, :ends], zeros=zeros)
+    def between(self, start: int, end: int) -> Packed:
+        """These rows, a view. start: a multiple of `rows`."""
+        scaled = slice(start // self.rows, -(-end // self.rows))
+        zeros = None if self.zeros is None else self.zeros[:, scaled]
+        return self._replace(codes=self.codes[start:end], scales=self.scales[:, scaled], zeros=zeros)
 
 
 def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None, form: str, group: int, rows: int = 1) -> Packed:
@@ -66,14 +66,15 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None, form: str, group: 
     return Packed(codes.contiguous(), scales.contiguous(), zeros, None, form, group, rows)
 
 
-def join_packed(parts: Sequence[Packed]) -> Packed | None:
-    """Matrices over the same input as one; None where they are not stored alike."""
+def can_join(parts: Sequence[Packed]) -> bool:
+    """Whether matrices over the same input are stored alike, so that they can be one."""
+    alike = {(p.form, p.group, p.rows, p.zeros is None, p.scales.dtype) for p in parts}
+    return len(alike) == 1 and all(p.order is None and len(p.codes) % p.rows == 0 for p in parts)
+
+
+def join_packed(parts: Sequence[Packed]) -> Packed:
+    """Matrices that can be one as one."""
     first = parts[0]
-    alike = {(p.form, p.group, p.zeros is None, p.scales.dtype) for p in parts}
-    if len(alike) > 1 or any(p.order is not None for p in parts):
-        return None
-    if {p.rows for p in parts} != {first.rows} or any(len(p.codes) % first.rows for p in parts):
-        return None
     zeros = None if first.zeros is None else torch.cat([p.zeros for p in parts if p.zeros is not None], 1)
     return first._replace(
         codes=torch.cat([p.codes for p in parts]), scales=torch.cat([p.scales for p in parts], 1), zeros=zeros

@@ -20,16 +20,19 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 @triton.jit
 def _numbers(codes, FORM: tl.constexpr, F16: tl.constexpr):
-    """Codes as 16-bit numbers, exactly: of 4 bits with `_bias` added, of which 16 bits hold the codes as they are."""
+    """Codes as 16-bit numbers, exactly: those of 4 bits are the last bits of 128, or of 1024 in float16."""
     if FORM == 4:
         if F16:
-            return (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
-        return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
-    if FORM == 1:  # bits of float8_e4m3fn: their exponents are 120 too low, in those of float32
+            found = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+        else:
+            found = (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+    elif FORM == 1:  # bits of float8_e4m3fn: their exponents are 120 too low, in those of float32
         wide = codes.to(tl.int32)
         value = (((wide & 128) << 24) | ((wide & 127) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
-        return value.to(tl.float16 if F16 else tl.bfloat16)
-    return codes.to(tl.float16 if F16 else tl.bfloat16)
+        found = value.to(tl.float16 if F16 else tl.bfloat16)
+    else:
+        found = codes.to(tl.float16 if F16 else tl.bfloat16)
+    return found
 
 
 PAIRS = tl.constexpr("""{
@@ -52,14 +55,16 @@ BY_HAND = tl.constexpr(not INTERPRETED)
 def _halves(pair, F16: tl.constexpr):
     """`_numbers` of the low and the high halves of bytes."""
     if not BY_HAND:
-        return _numbers(pair & 15, 4, F16), _numbers(pair >> 4, 4, F16)
-    if F16:
-        return tl.inline_asm_elementwise(
+        low, high = _numbers(pair & 15, 4, F16), _numbers(pair >> 4, 4, F16)
+    elif F16:
+        low, high = tl.inline_asm_elementwise(
             PAIRS_F16, "=r,=r,=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )
-    return tl.inline_asm_elementwise(
-        PAIRS_BF16, "=r,=r,=r,=r,r", [pair], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-    )
+    else:
+        low, high = tl.inline_asm_elementwise(
+            PAIRS_BF16, "=r,=r,=r,=r,r", [pair], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    return low, high
 
 
 @triton.jit
@@ -170,9 +175,9 @@ def refuses(x: Tensor, weight: Packed) -> str | None:
     return None
 
 
-def tile_of(weight: Packed) -> tuple[int, int, int]:
-    """Rows of a program, warps, stages."""
-    return (64, 4, 4) if len(weight.codes) >= 8192 else (32, 4, 5)
+def tile_of(n: int) -> tuple[int, int, int]:
+    """Rows of a program, warps, stages, of n rows in all: not measured yet (`lab/scripts/packed_products.py`)."""
+    return (64, 4, 4) if n >= 8192 else (32, 4, 5)
 
 
 def packed_linear(
@@ -184,7 +189,7 @@ def packed_linear(
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     tokens = len(flat)
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
-    bn, warps, stages = tile or tile_of(weight)
+    bn, warps, stages = tile or tile_of(n)
     _packed[(triton.cdiv(n, bn),)](
         flat, weight.codes, *_scales(weight), out if bias is None else bias,
         out if residual is None else residual.contiguous(), out, tokens, n, k, flat.stride(0), **_layout(weight),
