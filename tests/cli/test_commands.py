@@ -55,7 +55,7 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     sinks = {"model_type": "gpt_oss", "num_hidden_layers": 2, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(sinks))
     found = run_json("doctor", "--model", str(tmp_path))
-    assert found["uses"][-2]["reason"] == "64 query heads on 8, each of 64 numbers and a sink"
+    assert "64 query heads on 8, each of 64 numbers and a sink" in [use["reason"] for use in found["uses"]]
     (tmp_path / "config.json").write_text(json.dumps({**sinks, "quantization_config": {"quant_method": "mxfp4"}}))
     found = run_json("doctor", "--model", str(tmp_path))
     assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}

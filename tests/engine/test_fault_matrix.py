@@ -28,6 +28,7 @@ EXPERTS = [
     Case("full", "glm4_moe", "mixed", 2, after=False),
     Case("cpu", "mixtral", "prefix", 1, after=True),
 ]
+AUDITED = [Case("auto", "llama", phase, 1, after=True, audited=True) for phase in ("decode", "mixed", "prefix")]
 ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 40)
 
 
@@ -47,7 +48,7 @@ def test_a_step_of_every_row_may_fail(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="steps that a GPU replays have cases of their own")
-@pytest.mark.parametrize("case", [*SOME, *EXPERTS], ids=str)
+@pytest.mark.parametrize("case", [*SOME, *EXPERTS, *AUDITED], ids=str)
 def test_a_step_may_fail_anywhere(case: Case) -> None:
     check(case)
 
