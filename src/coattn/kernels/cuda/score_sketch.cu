@@ -418,8 +418,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
                   const int* __restrict__ clock, const unsigned short* __restrict__ best,
                   const float* __restrict__ lse, const float* __restrict__ bound, int* __restrict__ ids,
                   int* __restrict__ later, int* __restrict__ count, float* __restrict__ tail, float softcap,
-                  const float* __restrict__ wait, float far, int n, int chunks, int most, int places, i64 block_stride,
-                  i64 head_stride, i64 table_seq) {
+                  const float* __restrict__ wait, float far, int n, int chunks, int most, int places,
+                  i64 block_stride, i64 head_stride, i64 table_seq) {
   constexpr int TEAM = THREADS / 32, WINDOW = THREADS * EACH, AT_ONCE = 3, LOADS = EACH / 8;
   constexpr u32 LATER = 1 << 14, NEAR = 1 << 15, PLACE = LATER - 1;
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
