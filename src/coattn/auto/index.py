@@ -19,6 +19,7 @@ from coattn.errors import ConfigError
 from coattn.kernels.fill_pool import fill_pool, weights
 from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
+from coattn.kernels.quantise.rows import HEAD_SIZES
 from coattn.kernels.quantise.sketch import LEFT, SPREADS, WORD, Scores, Sketched, Sketcher, Spread, fit, spread_of
 from coattn.kernels.sketch import flush_sketch, lost, score_sketch
 from coattn.kernels.upload import upload
@@ -26,6 +27,7 @@ from coattn.part import MOST, check_count
 from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.index.codes.means import Means
 from coattn.types import LayerShape, Step
+from coattn.units import ceil_div
 
 SAMPLE_TOKENS = 4096
 """Keys that a fit looks at, evenly spaced."""
@@ -65,7 +67,7 @@ class Sketch(BookedIndex):
     books_what = "How keys are sketched"
     help_text = {
         "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
-        "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
+        "made use of; unset: a quarter of the head size, rounded up to 16, which is 6.25% of keys and values in 16 bits",
         "sketch": "file that `coattn calibrate auto` wrote, which says how the model's keys spread; unset: an engine "
         "measures it once for each model, and without an engine it is taken from the first sequence",
     }
@@ -106,7 +108,9 @@ class Sketch(BookedIndex):
 
     def planes(self, shape: LayerShape) -> int:
         most = shape.head_dim * (len(LEFT) - 1) // WORD * WORD
-        wanted = max(WORD, shape.head_dim * 2 // WORD * WORD) if self.code_bytes is None else 8 * self.code_bytes
+        # as kernels have them; heads of fewer channels have none
+        step = WORD if shape.head_dim < min(HEAD_SIZES) else 4 * WORD
+        wanted = ceil_div(shape.head_dim * 2, step) * step if self.code_bytes is None else 8 * self.code_bytes
         return max(WORD, min(wanted, most))
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
