@@ -19,7 +19,7 @@ WARPS = 4
 MOST_HEADS = 8
 """Query heads of a program: columns of a product."""
 RESIDENT = 3
-"""Programs of a multiprocessor at a time; of heads of more than 128 channels, whose rows fill its registers, one less."""
+"""Programs of a multiprocessor at a time; one less with more than 128 channels, whose rows fill its registers."""
 ROUNDS = 4
 """Of programs at most."""
 EACH = 1024
@@ -27,8 +27,8 @@ EACH = 1024
 LEAST = 2
 """Tiles of a warp."""
 WINDOW = 64
-"""Tokens of the window for a program: one of 192 took longer than 16,384 tokens of a pool take all programs. Half as many of
-more than 128 channels."""
+"""Tokens of the window for a program: one of 192 took longer than 16,384 tokens of a pool take all programs. Half
+as many with more than 128 channels."""
 
 
 def refuses(shape: LayerShape) -> str | None:
@@ -110,8 +110,9 @@ def look_up(
     assert rows is not None
     form = constants(q, pool.gpu, softcap)
     module("attend_pool.cu", tuple(form.items()), q.device).launch(
-        "look_up", (where.stop - where.start, kv_heads * form["SHARE"], len(seq)), WARPS * 32, q, rows.codes, rows.scales, rows.middle,
-        rows.spread, pool.place_of, chosen.ids, chosen.count, chosen.tokens, seq, pieces.out, pieces.lse, float(scale),
-        float(softcap or 1.0), rows.places, pieces.out.shape[1], where.start, pool.place_of.shape[-1],
+        "look_up", (where.stop - where.start, kv_heads * form["SHARE"], len(seq)), WARPS * 32,
+        q, rows.codes, rows.scales, rows.middle, rows.spread, pool.place_of, chosen.ids, chosen.count, chosen.tokens,
+        seq, pieces.out, pieces.lse, float(scale), float(softcap or 1.0), rows.places, pieces.out.shape[1], where.start,
+        pool.place_of.shape[-1],
         chosen.ids.shape[-1], splits, chosen.look, Int64(q.stride(0)), Int64(q.stride(2)),
     )  # fmt: skip

@@ -26,7 +26,7 @@ the first."""
 TILE = 32
 """Tokens of a warp at a time."""
 AHEAD = 4
-"""Pieces of 32 keys on their way to a warp; of keys of more than 8 numbers half as many, which shared memory has room for."""
+"""Pieces of 32 keys on their way to a warp; of keys of more than 8 numbers half as many: shared memory is small."""
 THREADS, EACH = 128, 32
 """Of a program that chooses, and tokens of each at a time."""
 FEW, MOST = 16, 512
@@ -39,16 +39,24 @@ def refuses(q: Tensor, kept: Tensor, pool: PoolTensors) -> str | None:
     """Why the kernel cannot take sketches `[blocks, kv_heads, block, words]`, or None."""
     if not available(q.device):
         return "kernels cannot be compiled for this device"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"queries are {q.dtype}"
-    block, words, d, group = *kept.shape[2:], q.shape[2], q.shape[1] // kept.shape[1]
-    if group > MAX_GROUP or d % 16 or d > max(HEAD_SIZES):
-        return f"no form for {group} query heads a KV head of {d} channels"
-    if words not in WORDS or block % 16:
-        return f"no form for sketches of {4 * words} bytes, in blocks of {block}"
+    why = lacks_form(q, kept)
+    if why is not None:
+        return why
     apart = q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16 or pool.place_of.shape[-1] % 32
     if q.stride(2) != 1 or apart or not kept.is_contiguous():
         return "the operands are not contiguous, or not aligned"
+    return None
+
+
+def lacks_form(q: Tensor, kept: Tensor) -> str | None:
+    """Which shape of these there is no form for, or None."""
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"there is no form for {q.dtype}"
+    block, words, d, group = *kept.shape[2:], q.shape[2], q.shape[1] // kept.shape[1]
+    if group > MAX_GROUP or d % 16 or d > max(HEAD_SIZES):
+        return f"there is no form for {group} query heads a KV head of {d} channels"
+    if words not in WORDS or block % 16:
+        return f"there is no form for sketches of {4 * words} bytes in blocks of {block} tokens"
     return None
 
 
