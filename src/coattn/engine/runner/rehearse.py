@@ -10,8 +10,8 @@ from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError
 
 TOKENS, CHUNK = 3071, 2048
-"""Of the text that is made up, and of a chunk of it: most lies in DRAM, and both multiples of 16 and other numbers come,
-between which compiled kernels distinguish."""
+"""Of the text that is made up, and of a chunk of it: most lies in DRAM, and multiples of 16 come and other numbers,
+which compiled kernels tell apart."""
 WORDS = 200
 """Tokens that it is made of."""
 
