@@ -224,7 +224,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
 TYPES: dict[Any, dict[str, str]] = {
     attend_scored._choose: {"place_ptr": "*i16", "tail_ptr": "*fp32", "bound_ptr": "*fp32"},
     token_pool._renew: {"place_ptr": "*i16"},
-    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32") | {"choice_ptr": "*i32"},
+    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32")
+    | dict.fromkeys(("layers_ptr", "heads_ptr", "slots_ptr"), "*i32"),
     attend_scored._list: {},
     sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},

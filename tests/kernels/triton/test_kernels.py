@@ -8,6 +8,7 @@ from coattn.kernels import experts
 from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
 from coattn.kernels.average import Average, update, weigh
+from coattn.kernels.note_case import NotedCases, note_case
 from coattn.kernels.recall import recall
 from coattn.kernels.sink_logits import sink_states, with_sink_piece
 from coattn.parts.select.host_tokens import list_tokens
@@ -22,6 +23,7 @@ from coattn.kernels.triton import experts as expert_kernels
 from coattn.kernels.triton import linear as linear_kernel
 from coattn.kernels.triton import merge as merge_kernel
 from coattn.kernels.triton import model as model_kernels
+from coattn.kernels.triton import note_case as note_kernel
 from coattn.kernels.triton import read_keys as read_kernel
 from coattn.kernels.triton import recall as recall_kernel
 
@@ -278,3 +280,21 @@ def test_a_token_without_numbers_has_experts_that_exist() -> None:
         torch.full((1, 5), float("nan"), device=DEVICE), None, experts.Routing("softmax", 2, True), torch.float32
     )
     assert (index < 5).all()
+
+
+def test_note_case() -> None:
+    """Four rows: two name this layer, one another, one is padding."""
+    group, kv_heads, d, block, slots = 3, 2, 24, 4, 5
+    q, out = (random(4, kv_heads * group, d, dtype=torch.float32, seed=i) for i in (1, 2))
+    near, far = (random(4, pieces, kv_heads * group, dtype=torch.float32, seed=i) for i, pieces in ((3, 2), (4, 3)))
+    near[1, 0] = -torch.inf
+    memory = random(9, kv_heads, 2, block, d, dtype=torch.float32, seed=5)
+    numbers = [[7, 7, 2, -1], [1, 0, 1, 0], [4, 2, 0, 0], [8, 3, 1, 0]]
+    layers, heads, owners, blocks = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in numbers)
+    found = []
+    for run in (note_case.reference, note_kernel.note_case):
+        into = NotedCases.zeros(slots, group, d, block, DEVICE)
+        run(q, out, near, far, memory, blocks, into, (layers, heads, owners), 7)
+        found.append(into.rows)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert found[0].any(1).tolist() == [False, False, True, False, True]
