@@ -34,16 +34,19 @@ GROUP = 128
 
 
 def config_of(shapes: str) -> dict[str, Any]:
-    """A model's config, with room for more positions than it was trained on. Raises ModelError for an unknown name."""
+    """A model's config, with room for more positions than it was trained on, and no word of how weights are quantised.
+    Raises ModelError for an unknown name."""
     shapes = shapes.partition(":")[0]
     config = SHAPES[shapes] if shapes in SHAPES else find_config(shapes)[1]
     config = config.get("text_config", config)
     learned = config["model_type"] == "opt"  # its positions are weights
-    return {**config, "max_position_embeddings": 1 << (16 if learned else 20)}
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    return {**plain, "max_position_embeddings": 1 << (16 if learned else 20)}
 
 
 def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal model in these shapes, weights drawn on the device. Raises BudgetError where DRAM has no room for it.
+    """A causal model in these shapes, weights drawn on the device. Raises BudgetError where its memory has no
+    room.
 
     shapes: a name, and after a colon the form in which the layers' weights are packed: `qwen3-32b:int4`.
     """
@@ -54,15 +57,16 @@ def random_model(shapes: str, device: torch.device, dtype: torch.dtype) -> PreTr
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return model
 
-    if device.type == "cpu":  # the system would promise the memory, and end the process when it is written to
-        need, free = sum(p.nbytes for p in make(torch.device("meta")).parameters()), available.memory()[1]
-        if need > free:
-            needed, left = format_apart(need, free)
-            raise BudgetError(
-                f"The weights of {shapes} in {str(dtype).removeprefix('torch.')} need {needed} of memory, but only "
-                f"{left} is free on this machine.",
-                "Take smaller shapes, or free memory.",
-            )
+    # without a GPU the system would promise the memory, and end the process when it is written to
+    free = {"cpu": lambda: available.memory()[1], "cuda": lambda: torch.cuda.mem_get_info(device)[0]}.get(device.type)
+    need = sum(p.nbytes for p in make(torch.device("meta")).parameters()) if free else 0
+    if free and need > (left := free()):
+        needed, has = format_apart(need, left)
+        raise BudgetError(
+            f"The weights of {shapes} in {str(dtype).removeprefix('torch.')} need {needed} of memory, but only "
+            f"{has} is free on {'this machine' if device.type == 'cpu' else device}.",
+            "Take smaller shapes, or free memory.",
+        )
     model = make(device).to(device).eval()
     form = shapes.partition(":")[2]
     if form:

@@ -17,6 +17,7 @@ from coattn.kernels.triton import (
     attend_prompt,
     attend_scored,
     average,
+    delta_rule,
     digest,
     experts,
     fill_pool,
@@ -45,7 +46,7 @@ KINDS = {
     "*fp32": "out lse scores values sums wanted worth",
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
-FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
+FLOATS = {"length_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
@@ -147,6 +148,13 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for kernel, more in ((experts._gates_few, {"TOP": 8, "BN": 32}), (experts._down_few, {"BN": 64}))
     ),
     (experts._add_up, {"TOP": 8, "TOP_PAD": 8, "BN": 512, "FOLLOW": True}),
+    *(
+        (
+            delta_rule._delta_rule,
+            {"K": 128, "V": 128, "K_PAD": 128, "V_PAD": 128, "TAPS": 4, "TAPS_PAD": 4, "BIAS": bias, "FOLLOW": True},
+        )
+        for bias in (False, True)
+    ),
     (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
     (model._gated, {"SIZE": 1024, "FOLLOW": True}),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
@@ -260,6 +268,7 @@ ODD: dict[Any, dict[str, str]] = {
         kernel: {"out_ptr": "*bf16", "index_ptr": "*i64", "worth_ptr": "*bf16", "part_ptr": "*fp32"}
         for kernel in (experts._gates_one, experts._down_one, experts._gates_few, experts._down_few)
     },
+    delta_rule._delta_rule: {"state_ptr": "*fp32", "read_ptr": "*i32", "write_ptr": "*i32", "out_ptr": "*bf16"},
     **{kernel: {"out_ptr": "*bf16"} for kernel in (model._rms_norm, model._gated, linear._vector, linear._few)},
 }
 """Of kernels whose other arguments are told by their names: those that are not."""
@@ -276,6 +285,7 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
     experts._route: lambda *_: {"warps": 1},
+    delta_rule._delta_rule: lambda *_: {"warps": 8},
     packed_linear._packed: lambda c, _: dict(
         zip(("warps", "stages"), packed_linear.tile_of(8192 if c["BN"] == 64 else 64)[1:], strict=True)
     ),

@@ -206,11 +206,20 @@ def test_linear(tokens: int, n: int, k: int, bias: bool) -> None:
 def test_model_kernels() -> None:
     wide = random(1, 3, 6, 40, dtype=torch.float32)
     weight = random(40, dtype=torch.float32, seed=1)
-    want = weight * wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
-    torch.testing.assert_close(model_kernels.rms_norm(wide, weight, 1e-5), want)
+
+    def normed(x: Tensor) -> Tensor:
+        return weight * x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+    torch.testing.assert_close(model_kernels.rms_norm(wide, weight, 1e-5), normed(wide))
     sliced = random(1, 3, 100, dtype=torch.float32)
     gate, up = sliced[..., :48], sliced[..., 50:98]
     torch.testing.assert_close(model_kernels.gated_silu(gate, up), torch.nn.functional.silu(gate) * up)
+    for shape in ((6, 40), (3, 2, 40), (3, 1, 2, 40)):  # experts and states have tokens along another axis
+        other, again = (random(*shape, dtype=torch.float32, seed=seed) for seed in (5, 6))
+        torch.testing.assert_close(model_kernels.rms_norm(other, weight, 1e-5), normed(other))
+        if len(shape) < 4:
+            want = torch.nn.functional.silu(other) * again
+            torch.testing.assert_close(model_kernels.gated_silu(other, again), want)
     q, k = random(1, 4, 3, 32, dtype=torch.float32), random(1, 2, 3, 32, dtype=torch.float32, seed=1)
     cos, sin = random(1, 3, 32, dtype=torch.float32, seed=2), random(1, 3, 32, dtype=torch.float32, seed=3)
 

@@ -16,16 +16,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from coattn.cache.states import StateStore
 from coattn.hf.experts import is_experts, is_router, top_of
 from coattn.hf.forward import Session
 from coattn.hf.fuse.experts import by_size, expert_form, router_forms, router_input, safe_form
 from coattn.hf.fuse.forms import eps_of, is_plain_linear, replaced, rotary_form, same, weight_of
 from coattn.hf.fuse.layer import layer_form
+from coattn.hf.fuse.mixers import delta_step, scratch, tried
 from coattn.hf.fuse.siblings import Siblings, find_siblings
+from coattn.hf.mixers import MixerForm
 from coattn.hf.stored import first_of
 from coattn.hf.waits import waits
 from coattn.kernels.linear import linear
 from coattn.kernels.streams import current
+from coattn.step.running import RunningStep
+from coattn.types import Phase, Step
 
 ROTARY = "apply_rotary_pos_emb"
 DRAWS = 3
@@ -69,12 +74,17 @@ class Fusion:
     def _all_siblings(self) -> list[Siblings]:
         return [each for siblings in self._siblings.values() for each in siblings]
 
-    def waits(self) -> str | None:
-        """Why a step of the model in its fused forms cannot be captured, or None."""
+    def waits(self, states: StateStore | None = None) -> str | None:
+        """Why a step of the model in its fused forms cannot be captured, or None. states: those of a model that has
+        some; a row of padding changes."""
         ids = torch.zeros(1, dtype=torch.int64, device=self.session.device)
+        nobody: Any = None
+        step = RunningStep(Step(Phase.DECODE, (0,), (0,), (1,)), nobody, nobody, eager=False)
+        if states is not None:
+            states.plan(())
         try:
             with self.active(), self.session.through():
-                return waits(lambda: self.session.hidden(_Pretend(), None, ids, ids))
+                return waits(lambda: self.session.hidden(_Pretend(states), step, ids, ids))
         except Exception:  # a model that needs more than an attention: only a capture can tell
             return None
 
@@ -90,6 +100,8 @@ class Fusion:
                 return whole.inside if self._use("layers", module, whole, hidden) else set()
         if eps is not None:
             self._use("norms", module, lambda x: rms_norm(x, module.weight, eps), len(module.weight))
+        elif isinstance(mixer := vars(module).get("forward"), MixerForm):
+            self._fuse_mixer(mixer, module)
         elif is_experts(module):
             self._fuse_experts(module)
         elif is_router(module):
@@ -104,6 +116,18 @@ class Fusion:
 
             self._use("gates", module, gate, hidden)
         return set()
+
+    def _fuse_mixer(self, mixer: MixerForm, module: Any) -> None:
+        """The form of its decode step: checked with three sequences."""
+        step, own = delta_step(mixer, module, self._siblings.get(module, ())), first_of(module)
+        if step is None or own is None:
+            return
+        x = self._random(own.device, 1, 3, int(self.model.config.hidden_size))
+        made = [partial(tried, each, scratch(mixer, 3, own.device, x.dtype), x) for each in (mixer.decode, step)]
+        with current(own.device):
+            if same(*made):
+                self._forms.append((mixer, "decode", step))
+                self.summary["mixers"] = self.summary.get("mixers", 0) + 1
 
     def _fuse_experts(self, module: Any) -> None:
         """The form for experts: checked with one token and with several. Others are at least made safe to capture."""
@@ -164,6 +188,9 @@ class Fusion:
 
 class _Pretend:
     """Stands for a runtime: an attention in which queries, keys and values all matter, and nothing is stored."""
+
+    def __init__(self, states: StateStore | None = None) -> None:
+        self.states = states
 
     def attend(self, _running: Any, _layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         group = q.shape[1] // k.shape[1]

@@ -140,8 +140,15 @@ def prepare_heads(
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
+def _packed(x: Tensor) -> Tensor:
+    return (x if x.dim() == 2 else x.flatten(0, 1))[None]
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x `[1, tokens, (heads,) width]`, any strides but the last -> the same, contiguous."""
+    """x `[1, tokens, (heads,) width]`, any strides but the last -> the same, contiguous. Tokens may lie along the first
+    axis, too, or along that alone."""
+    if x.dim() == 2 or len(x) > 1:
+        return rms_norm(_packed(x), weight, eps).view(x.shape)
     width = x.shape[-1]
     heads = x.shape[2] if x.dim() == 4 else 1
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -154,7 +161,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up of `[1, tokens, width]`, any strides but the last."""
+    """silu(gate) * up of `[1, tokens, width]`, any strides but the last; tokens as in `rms_norm`."""
+    if gate.dim() == 2 or len(gate) > 1:
+        return gated_silu(_packed(gate), _packed(up)).view(gate.shape)
     _, tokens, width = gate.shape
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     _gated[(tokens, triton.cdiv(width, 1024))](
