@@ -9,7 +9,7 @@ from coattn.kernels.quantise.weights import HIGH_BITS, NARROW, OFFSET, TABLES, P
 
 
 class Form(NamedTuple):
-    """form, columns and rows that share a scale (0: all), zeros: none, in codes or in weights; how scales are stored."""
+    """form; columns and rows that share a scale (0: all); zeros in codes, in weights or none; how scales are stored."""
 
     form: str
     group: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -57,21 +59,27 @@ class PackedLinear(PackedModule):
 
 
 class PackedEmbedding(PackedModule):
-    """Takes the place of `nn.Embedding`. dtype: of what it gives; scale: with which that is multiplied."""
+    """Takes the place of `nn.Embedding`. dtype: of what it gives; scale: with which some families multiply that."""
 
-    def __init__(self, weight: Packed, dtype: torch.dtype, scale: Tensor | None = None) -> None:
+    def __init__(self, weight: Packed, dtype: torch.dtype, scale: float | None = None) -> None:
         super().__init__(weight)
         self.num_embeddings, self.embedding_dim = weight.out_features, weight.in_features
-        self.dtype, self.scale = dtype, scale
+        self.dtype = dtype
+        self.scale = None if scale is None else float(torch.tensor(scale).to(dtype))
 
     @property
     def weight(self) -> nn.Parameter:
         """Tells where the table lies. Its numbers are codes."""
         return self.codes
 
+    def share(self, head: Any) -> None:
+        """A head that is tied to the table has the same parameters."""
+        for name in self.packed.tensors:
+            setattr(head, name, self.get_parameter(name))
+
     def forward(self, ids: Tensor) -> Tensor:
         found = packed_embedding(ids, self.packed, self.dtype)
-        return found if self.scale is None else found * self.scale.to(found.device, found.dtype)
+        return found if self.scale is None else found * self.scale
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.form}, group={self.group}"

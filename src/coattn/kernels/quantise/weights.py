@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,9 @@ class Packed(NamedTuple):
     """
 
     codes: Tensor
-    """8 bits: `[n, k]`, int8, or the bits of float8_e4m3fn in uint8. Fewer: their lowest four, `[k / span, n, span / 2]`
-    in uint8, where byte j of a span holds the code of its column j in its low half and that of column `span / 2 + j` in
-    its high half."""
+    """8 bits: `[n, k]`, int8, or the bits of float8_e4m3fn in uint8. Fewer: their lowest four, in uint8,
+    `[k / span, n, span / 2]`, where byte j of a span holds the code of its column j in its low half and that of column
+    `span / 2 + j` in its high half."""
     scales: Tensor
     """`[k / group, n / rows]`, rounded up. uint8 alone: powers of two, as the bits of float8_e8m0fnu."""
     zeros: Tensor | None
@@ -52,8 +52,8 @@ class Packed(NamedTuple):
     group: int
     rows: int
     high: Tensor | None = None
-    """`[k / span, n, span * b / 8]` in uint8: bits 4 up to 4 + b of codes. Of bits `b * i` up to `b * (i + 1)` of byte j
-    the column is `i * span * b / 8 + j`."""
+    """`[k / span, n, span * b / 8]` in uint8: bits 4 up to 4 + b of codes. Byte j has in its bits `b * i` up to
+    `b * (i + 1)` those of column `i * span * b / 8 + j`."""
     supers: Tensor | None = None
     """`[1 or 2, k / SUPER, n]` float16: what integer scales, and zeros, are multiplied with."""
 
@@ -91,16 +91,20 @@ class Packed(NamedTuple):
     def take(self, index: Tensor) -> Packed:
         """Rows `[m]` in this order, of a matrix that has scales for each row."""
         assert self.rows == 1
-        axes = {"codes": -2, "high": -2, "scales": -1, "zeros": -1, "supers": -1}
-        found = {name: x.index_select(axes[name], index) for name, x in self.tensors.items() if name in axes}
+        found: dict[str, Any] = {
+            name: x.index_select(AXES[name], index) for name, x in self.tensors.items() if name in AXES
+        }
         return self._replace(**found)
 
     def one(self, i: int) -> Packed:
         """One of many matrices, a view."""
-        return self._replace(**{name: x[i] for name, x in self.tensors.items()})
+        found: dict[str, Any] = {name: x[i] for name, x in self.tensors.items()}
+        return self._replace(**found)
 
 
-TENSORS = ("codes", "scales", "zeros", "order", "high", "supers")
+AXES = {"codes": -2, "high": -2, "scales": -1, "zeros": -1, "supers": -1}
+"""Of tensors, that of rows."""
+TENSORS = (*AXES, "order")
 
 
 def pack(
@@ -128,8 +132,8 @@ def pack(
 
 def _merged(codes: Tensor, bits: int) -> Tensor:
     """Codes `[.., span]` of so few bits in bytes `[.., span * bits / 8]`: the first of them in the lowest bits."""
-    parts = codes.unflatten(-1, (8 // bits, -1)).unbind(-2)
-    found = parts[0].contiguous()
+    parts = codes.reshape(*codes.shape[:-1], 8 // bits, -1).unbind(-2)
+    found: Tensor = parts[0].contiguous()
     for i, part in enumerate(parts[1:], 1):
         found |= part << (i * bits)
     return found
@@ -143,18 +147,18 @@ def _parted(words: Tensor, bits: int) -> Tensor:
 def can_join(parts: Sequence[Packed]) -> bool:
     """Whether matrices over the same input are stored alike, so that they can be one."""
     alike = {
-        (p.form, p.group, p.rows, p.scales.dtype, *(None if x is None else (x.dtype, len(x)) for x in (p.zeros, p.supers)))
+        (p.form, p.group, p.rows, p.scales.dtype, None if p.zeros is None else p.zeros.dtype, p.supers is None)
         for p in parts
-    }  # fmt: skip
+    }
     return len(alike) == 1 and all(p.order is None and p.out_features % p.rows == 0 for p in parts)
 
 
 def join_packed(parts: Sequence[Packed]) -> Packed:
     """Matrices that can be one as one."""
-    axes = {"codes": -2, "high": -2, "scales": -1, "zeros": -1, "supers": -1}
-    return parts[0]._replace(
-        **{name: torch.cat([getattr(p, name) for p in parts], axes[name]) for name in parts[0].tensors}
-    )
+    found: dict[str, Any] = {
+        name: torch.cat([getattr(p, name) for p in parts], AXES[name]) for name in parts[0].tensors
+    }
+    return parts[0]._replace(**found)
 
 
 @cache

@@ -124,8 +124,8 @@ def _product(
     GROUP: tl.constexpr, ROWS: tl.constexpr, ZEROS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr,
     OFFSET: tl.constexpr, F16: tl.constexpr, SPAN: tl.constexpr, M: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """`[M, BN]`: inputs at `x_at [M, 1]` of tokens `token [M, 1]` times rows of weights. A span's product is that of its
-    codes; scales and zeros come afterwards."""
+    """`[M, BN]`: inputs at `x_at [M, 1]`, where `token [M, 1]` says so, times rows of weights. A span's product is that
+    of its codes; scales and zeros come afterwards."""
     inside = rows < n
     HALF: tl.constexpr = SPAN // 2
     TWO: tl.constexpr = FORM != 8 and FORM != 1 and GROUP == SPAN // 2
