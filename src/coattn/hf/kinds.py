@@ -167,6 +167,9 @@ def _with_numbers(model: Any) -> Any:
 
 def _packed(config: Mapping[str, Any], on_gpu: bool) -> dict[str, str]:
     form, scales = describe(config)
+    if not on_gpu and quantisation(config)["quant_method"] == "gguf":
+        why = "a CPU multiplies numbers faster; they stay packed where memory is short"
+        return {"part": "weights of linear layers", "choice": f"{form}, unpacked", "reason": why}
     how = "decode steps multiply them as they are; of prompts" if on_gpu else "multiplied by parts:"
     why = f"{quantisation(config)['quant_method']}, a scale for {scales}; {how} one matrix at a time is unpacked"
     return {"part": "weights of linear layers", "choice": f"{form}, kept packed", "reason": why}

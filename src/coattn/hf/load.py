@@ -128,7 +128,7 @@ def _read_gguf(
     on_progress: Progress,
     check: Check | None,
 ) -> Loaded:
-    """A GGUF file, whose weights stay in its own bits."""
+    """A GGUF file, whose weights stay in its own bits where that is faster, or memory is short."""
     from coattn.hf.gguf.convert import name_ends
     from coattn.hf.gguf.header import open_gguf
     from coattn.hf.gguf.read import GgufCheckpoint, config_of
@@ -143,7 +143,9 @@ def _read_gguf(
     if check is not None:
         check(tokenizer, positions(config))
     with explained(path, "model"), stage("load", on_progress):
-        checkpoint = GgufCheckpoint(file, config, dtype)
+        checkpoint = GgufCheckpoint(file, config, dtype, keeps_packed(place, on_host))
+        if bytes_of(checkpoint.model) > memory()[1]:
+            checkpoint = GgufCheckpoint(file, config, dtype)
         _check_memory(checkpoint.model, "their own bits", None if on_host else place, file.name)
         model = checkpoint.fill(torch.device("cpu") if on_host else place)
         name_ends(model, tokenizer, file.header)
@@ -161,6 +163,11 @@ def _text_part(config: Any) -> tuple[Any, dict[str, str] | None]:
         text.quantization_config = config.quantization_config
     part = r"^(?:model\.)?(?:language_model|text_model)\."
     return text, {rf"{part}lm_head\.": "lm_head.", rf"{part}(?:model\.)?(?!lm_head)": "model."}
+
+
+def keeps_packed(place: torch.device, on_host: bool) -> bool:
+    """Whether weights of GGUF files stay packed for a device: a CPU multiplies numbers tens of times faster."""
+    return on_host or place.type != "cpu"
 
 
 def _read_packed(

@@ -1,4 +1,4 @@
-"""A GGUF file as a model whose weights stay packed: it needs the file's own bytes of memory."""
+"""A GGUF file as a model, whose weights may stay packed: then it needs the file's own bytes of memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class GgufCheckpoint:
     Matrices and the embedding are packed where they are stored in one of `READERS`.
     """
 
-    def __init__(self, file: GgufFile, config: Any, dtype: torch.dtype) -> None:
-        """Raises ModelError where tensors are missing or do not fit."""
+    def __init__(self, file: GgufFile, config: Any, dtype: torch.dtype, keep: bool = True) -> None:
+        """keep: else all weights become numbers of this dtype. Raises ModelError where tensors are missing or do not
+        fit."""
         self.path, self.config = file.path, config
         self.kind: str = file.header["general.architecture"]
         self.model = skeleton(config, dtype)
@@ -55,7 +56,7 @@ class GgufCheckpoint:
             if found.shape != tensor.shape:
                 misshapen.append(path)
                 continue
-            is_packed = found.kind in READERS and name == "weight" and isinstance(module, nn.Linear | nn.Embedding)
+            is_packed = keep and found.kind in READERS and name == "weight" and isinstance(module, nn.Linear | nn.Embedding)
             if is_packed:
                 self._packed[owner] = found
                 self._replace(owner, module, dtype)
