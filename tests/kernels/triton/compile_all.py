@@ -48,6 +48,21 @@ KINDS = {
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"length_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
+PACKED = [
+    dict(zip(("FORM", "GROUP", "SPAN", "ROWS", "ZEROS", "KIND", "OFFSET"), row, strict=True))
+    for row in (
+        (4, 128, 128, 1, 1, 0, 0),
+        (8, 128, 128, 1, 0, 0, 0),
+        (1, 128, 128, 128, 0, 0, 0),
+        (4, 32, 32, 1, 3, 2, 0),
+        (5, 32, 32, 1, 3, 2, 0),
+        (5, 32, 32, 1, 0, 0, 16),
+        (6, 16, 32, 1, 0, 2, 32),
+        (16, 32, 32, 1, 0, 2, 0),
+        (16, 32, 32, 1, 0, 1, 0),
+    )
+]
+"""How matrices are packed: AWQ; int8; FP8 in blocks; GGUF's Q4_K, Q5_K, Q5_0, Q6_K and IQ4_XS; MXFP4."""
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
@@ -124,19 +139,12 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             packed_linear._packed,
-            {"GROUP": 128, "ROWS": rows, "ZEROS": form == "int4", "BIAS": False, "RESIDUAL": True, "F16": f16}
-            | {"FORM": packed_linear.FORMS[form], "OFFSET": 0, "SPAN": 128, "M": m, "BN": bn, "FOLLOW": m == 16},
+            {**stored, "F16": f16, "BIAS": False, "RESIDUAL": True, "M": m, "BN": bn, "FOLLOW": m == 16},
         )
-        for form, rows in (("int4", 1), ("int8", 1), ("fp8", 128))
+        for stored in PACKED
         for m, bn, f16 in ((16, 64, False), (32, 64, False), (32, 32, True))
     ),
-    *(
-        (
-            packed_linear._unpack,
-            {"GROUP": 128, "ROWS": 1, "ZEROS": True, "FORM": form, "OFFSET": 0, "SPAN": 128, "BN": 32},
-        )
-        for form in packed_linear.FORMS.values()
-    ),
+    *((packed_linear._unpack, {**stored, "BN": 32}) for stored in PACKED),
     (
         experts._route,
         {"TOP": 8, "TOP_PAD": 8, "E_PAD": 128, "KIND": 1, "BIAS": True, "NORM": True, "FOLLOW": True},
@@ -251,7 +259,7 @@ TYPES: dict[Any, dict[str, str]] = {
 """What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""
 ODD: dict[Any, dict[str, str]] = {
     **{
-        kernel: {"codes_ptr": "*u8", "zero_ptr": "*i8", "scale_ptr": "*fp16", "out_ptr": "*bf16"}
+        kernel: {"codes_ptr": "*u8", "high_ptr": "*u8", "super_ptr": "*fp16", "out_ptr": "*bf16"}
         for kernel in (packed_linear._packed, packed_linear._unpack)
     },
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
@@ -303,6 +311,11 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
     if constants.get("F16") and name in ("x_ptr", "b_ptr", "r_ptr", "out_ptr"):
         return "*fp16"
+    if kernel in (packed_linear._packed, packed_linear._unpack):
+        stored = {"scale_ptr": ("*fp16", "*u8", "*i8")[constants["KIND"]], "zero_ptr": "*i8"}
+        stored["table_ptr"] = "*fp32" if kernel is packed_linear._unpack else "*fp16" if constants["F16"] else "*bf16"
+        if name in stored:
+            return stored[name]
     if found := TYPES.get(kernel, {}).get(name) or ODD.get(kernel, {}).get(name):
         return found
     if kernel in TYPES and name.endswith("_ptr") and name[:-4] in WHOLE.split():
