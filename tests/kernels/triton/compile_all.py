@@ -46,7 +46,7 @@ KINDS = {
     "*fp32": "out lse scores values sums wanted worth",
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
-FLOATS = {"length_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
+FLOATS = {"length_eps", "next_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
 PACKED = [
     dict(zip(("FORM", "GROUP", "SPAN", "ROWS", "ZEROS", "KIND", "OFFSET"), row, strict=True))
@@ -163,11 +163,20 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
         for bias in (False, True)
     ),
-    (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
-    (model._gated, {"SIZE": 1024, "FOLLOW": True}),
+    *((model._rms_norm, {"KIND": kind, "WIDTH": 4096, "FOLLOW": True}) for kind in range(3)),
+    *((model._add_norm, {"KIND": a, "NEXT": b, "WIDTH": 4096, "FOLLOW": True}) for a, b in ((0, 0), (2, 2), (-1, -1))),
+    *((model._gated, {"ACT": act, "SIZE": 1024, "FOLLOW": True}) for act in range(3)),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
-    (model._prepare_heads, {"NORM": True, "HEADS": 1, "D": 128, "FOLLOW": True}),
-    (model._prepare_heads, {"NORM": True, "HEADS": 8, "D": 128, "FOLLOW": False}),
+    *(
+        (
+            model._prepare_heads,
+            {"KIND": kind, "HEADS": heads, "D": d, "D_PAD": d, "TURNED": turned, "PAIRS": pairs, "FOLLOW": heads == 1},
+        )
+        for kind, heads, d, turned, pairs in (
+            *((0, 1, 128, 128, False), (0, 8, 128, 128, False)),
+            *((-1, 2, 128, 64, True), (2, 1, 256, 64, False)),
+        )
+    ),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
@@ -277,7 +286,10 @@ ODD: dict[Any, dict[str, str]] = {
         for kernel in (experts._gates_one, experts._down_one, experts._gates_few, experts._down_few)
     },
     delta_rule._delta_rule: {"state_ptr": "*fp32", "read_ptr": "*i32", "write_ptr": "*i32", "out_ptr": "*bf16"},
-    **{kernel: {"out_ptr": "*bf16"} for kernel in (model._rms_norm, model._gated, linear._vector, linear._few)},
+    **{
+        kernel: {"out_ptr": "*bf16"}
+        for kernel in (model._rms_norm, model._gated, model._add_norm, linear._vector, linear._few)
+    },
 }
 """Of kernels whose other arguments are told by their names: those that are not."""
 WHOLE = "block to seq kept bit ids later count free incoming clock age token token_of num_incoming num_attended"

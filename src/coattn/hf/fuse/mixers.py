@@ -30,10 +30,10 @@ class Scratch(NamedTuple):
 
 def scratch(mixer: MixerForm, seqs: int, device: torch.device, dtype: torch.dtype) -> Scratch:
     """Random states, the same at every call; each sequence reads one row and writes another."""
-    draws = torch.Generator().manual_seed(0)
+    draws = torch.Generator(device).manual_seed(0)
     rows = torch.arange(2 * seqs, dtype=torch.int32, device=device).view(2, seqs)
     tensors = {
-        name: torch.randn(2 * seqs, *shape, generator=draws).to(device, own or dtype)
+        name: torch.randn(2 * seqs, *shape, generator=draws, device=device).to(own or dtype)
         for name, (_, _, shape, own) in zip(mixer.names, mixer.mixer.states, strict=True)
     }
     return Scratch(tensors, (rows[0], rows[1]))
