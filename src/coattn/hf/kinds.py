@@ -125,9 +125,9 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     mixers = mixers_of(model)
     if mixers:
         size = sum(math.prod(shape) * (4 if dtype else 2) for each in mixers for _, _, shape, dtype in each.states)
-        own = [model.get_decoder().get_submodule(each.name) for each in mixers]
-        ours = plain and on_gpu and all(len(each.members) == 4 for x in own for each in siblings.get(x, ()))
-        ours = ours and all(x in siblings for x in own)
+        modules = [model.get_decoder().get_submodule(each.name) for each in mixers]
+        ours = plain and on_gpu and all(len(each.members) == 4 for x in modules for each in siblings.get(x, ()))
+        ours = ours and all(x in siblings for x in modules)
         said = f"Transformers' own modules{', decode steps in three kernels' * ours}"
         said += f"; {format_bytes(size)} a sequence in bfloat16, twice"
         rows.append({"part": f"{len(mixers)} layers with a state", "choice": "as the others", "reason": said})

@@ -10,7 +10,7 @@ from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError
 
 TOKENS, CHUNK = 3071, 2048
-"""Of the text that is made up, and of a chunk of it: most lies in DRAM, and both multiples of 16 and other numbers come,
+"""Of the text that is made up, and of a chunk of it: most lies in DRAM, and multiples of 16 and other numbers come,
 between which compiled kernels distinguish."""
 WORDS = 200
 """Tokens that it is made of."""
