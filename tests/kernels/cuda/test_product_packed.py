@@ -35,7 +35,7 @@ def test_compiles(n: int, span: int, scales: int, flag: int, card: int) -> None:
 
 @pytest.mark.parametrize("processors", [1, 78, 132])
 @pytest.mark.parametrize("span", product_packed.SPANS)
-@pytest.mark.parametrize("n", [8, 48, 4096, 7168, 28672, 51200])
+@pytest.mark.parametrize("n", [16, 48, 4096, 7168, 28672, 51200])
 def test_cut(n: int, span: int, processors: int) -> None:
     made = product_packed.cut(n, span, processors)
     assert made.programs <= processors
@@ -51,7 +51,7 @@ def test_refused_without_a_gpu() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize(
-    ("n", "k", "group"), [(4096, 4096, 128), (28672, 4096, 128), (1048, 640, 64), (24, 256, 256), (5120, 25600, 128)]
+    ("n", "k", "group"), [(4096, 4096, 128), (28672, 4096, 128), (1056, 640, 64), (48, 256, 256), (5120, 25600, 128)]
 )
 @pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, True)])
 def test_product(n: int, k: int, group: int, tokens: int, bias: bool, residual: bool, dtype: torch.dtype) -> None:
@@ -73,5 +73,7 @@ def test_product(n: int, k: int, group: int, tokens: int, bias: bool, residual: 
         assert error < 2.5 * torch.finfo(dtype).eps
         alone = packed_linear(x[:, :1], weight, b, None if r is None else r[:, :1])
         assert torch.equal(alone, got[:, :1]), "a token does not see the others"
-        part = packed_linear(x, weight.between(8, n), None if b is None else b[8:], None if r is None else r[..., 8:])
-        assert torch.equal(part, got[..., 8:]), "rows of a larger matrix"
+        part = packed_linear(
+            x, weight.between(16, n), None if b is None else b[16:], None if r is None else r[..., 16:]
+        )
+        assert torch.equal(part, got[..., 16:]), "rows of a larger matrix"

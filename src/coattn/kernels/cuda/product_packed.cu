@@ -61,9 +61,10 @@ __device__ __forceinline__ Words take(u32 at) {
   return v;
 }
 
-// Two bytes of a word, the first or the last, as numbers of their low halves.
-__device__ __forceinline__ u32 number(u32 word, int last) {
-  return __byte_perm(word & 0x0F0F0F0Fu, F16 ? 0x64646464u : 0x43434343u, last ? 0x4342 : 0x4140);
+// Two bytes of a word, the first or the last, as numbers of their low halves. high: the other bits of such numbers, in a
+// register: as a constant it would take the place of the selector, which would be copied into one each time.
+__device__ __forceinline__ u32 number(u32 word, int last, u32 high) {
+  return __byte_perm(word & 0x0F0F0F0Fu, high, last ? 0x4342 : 0x4140);
 }
 // `multiply`, which may change places with others.
 __device__ __forceinline__ void add_product(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -109,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   asm volatile("griddepcontrol.launch_dependents;\n" ::);
 #endif
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int granules = (n + 15) / 16;
+  const int granules = n / 16;
   const int first = (int)((i64)granules * blockIdx.x / gridDim.x);
   const int mine = (int)((i64)granules * (blockIdx.x + 1) / gridDim.x) - first;
   const int passes = (mine + TILES - 1) / TILES;
@@ -120,12 +121,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   auto fetch_codes = [&](const Place& to) {
     const int span = to.turn * WARPS + warp, left = mine - to.pass * TILES;
     if (to.pass >= passes || span >= spans) return;
-    const int row = (first + to.pass * TILES) * 16 + g;
-    const u8* from = codes + span * code_span + row * HALF + t * BYTES;
+    const u8* from = codes + span * code_span + ((first + to.pass * TILES) * 16 + g) * HALF + t * BYTES;
 #pragma unroll
-    for (int i = 0; i < CODES; ++i)
-      if (i / 2 < left && row + i * 8 < n)
-        fetch(ring + to.stage * STAGE + i * SLOT, from + (i64)i * 8 * HALF);
+    for (int i = 0; i < TILES; ++i)
+      if (i < left) {
+        fetch(ring + to.stage * STAGE + 2 * i * SLOT, from + 2 * i * 8 * HALF);
+        fetch(ring + to.stage * STAGE + (2 * i + 1) * SLOT, from + (2 * i + 1) * 8 * HALF);
+      }
   };
   auto fetch_tokens = [&](const Place& to) {
     const int span = to.turn * WARPS + warp;
@@ -140,12 +142,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
   };
 
-  Terms following[CODES];  // of the next step, on their way while this one is computed
+  Terms following[CODES] = {};  // of the next step, on their way while this one is computed
   auto read_terms = [&](const Place& of) {
-    const int span = min(of.turn * WARPS + warp, spans - 1), row = (first + of.pass * TILES) * 16 + g;
+    const int span = min(of.turn * WARPS + warp, spans - 1), left = mine - of.pass * TILES;
+    const i64 from = span / SHARED_SPANS * scale_row + (first + of.pass * TILES) * 16 + g;
 #pragma unroll
-    for (int i = 0; i < CODES; ++i)
-      following[i] = terms(scales, zeros, span / SHARED_SPANS * scale_row + min(row + i * 8, n - 1));
+    for (int i = 0; i < TILES; ++i)
+      if (i < left) {
+        following[2 * i] = terms(scales, zeros, from + 2 * i * 8);
+        following[2 * i + 1] = terms(scales, zeros, from + (2 * i + 1) * 8);
+      }
   };
 
   for (int s = 0; s < STAGES; ++s)
@@ -168,6 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   float sum[TILES][GROUPS][4] = {};
   const u32 one = F16 ? 0x3C003C00u : 0x3F803F80u;
+  const u32 high = (F16 ? 0x64646464u : 0x43434343u) | (u32)(m >> 31);  // no constant to the compiler
   while (at.pass < passes) {
     const int span = at.turn * WARPS + warp;
     Terms own[CODES];
@@ -196,14 +203,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       for (int step = 0; step < 2 * WORDS; ++step) {
 #pragma unroll
         for (int h = 0; h < GROUPS; ++h) {
-          const u32 low = tokens[h][step / WORDS].w[step % WORDS],
-                    high = tokens[h][2 + step / WORDS].w[step % WORDS];
-          add_product(total[h], one, one, one, one, low, high);
+          const u32 b0 = tokens[h][step / WORDS].w[step % WORDS],
+                    b1 = tokens[h][2 + step / WORDS].w[step % WORDS];
+          add_product(total[h], one, one, one, one, b0, b1);
 #pragma unroll
           for (int i = 0; i < TILES; ++i) {
             const u32 above = rows[2 * i].w[step / 2], below = rows[2 * i + 1].w[step / 2];
-            add_product(part[i][h], number(above, step % 2), number(below, step % 2),
-                        number(above >> 4, step % 2), number(below >> 4, step % 2), low, high);
+            add_product(part[i][h], number(above, step % 2, high), number(below, step % 2, high),
+                        number(above >> 4, step % 2, high), number(below >> 4, step % 2, high), b0, b1);
           }
         }
       }
@@ -234,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           sum[i][h][j] = 0.f;
         }
     __syncthreads();
-    const int base = (first + pass * TILES) * 16, rows = min(min(TILES, mine - pass * TILES) * 16, n - base);
+    const int base = (first + pass * TILES) * 16, rows = min(TILES, mine - pass * TILES) * 16;
     for (int i = threadIdx.x; i < m * rows; i += THREADS) {
       const int token = i / rows, r = i % rows;
       float y = 0.f;

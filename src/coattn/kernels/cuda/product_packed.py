@@ -41,6 +41,8 @@ def refuses(x: Tensor, weight: Packed) -> str | None:
         return f"{tokens} tokens of {x.dtype}"
     if weight.form != "int4" or weight.span not in SPANS or weight.rows != 1 or weight.supers is not None:
         return f"{weight.form} with a scale for {weight.group} columns"
+    if weight.out_features % GRANULE:
+        return f"{weight.out_features} rows"
     if weight.scales.dtype not in SCALES or not (weight.zeros is None or in_codes(weight)):
         return "scales or zeros of another kind"
     if x.stride(-1) != 1 or x.data_ptr() % 16 or any(step % 8 for step in x.stride()[:-1]):
@@ -50,7 +52,7 @@ def refuses(x: Tensor, weight: Packed) -> str | None:
 
 def cut(n: int, span: int, processors: int) -> Cut:
     """n rows of weights, room for eight tokens. As few passes as can be, equally long."""
-    granules = -(-n // GRANULE)
+    granules = n // GRANULE
     programs = min(processors, granules)
     warps, most_tiles = (8, 7) if n >= WIDE else (16, 4)
     most = -(-granules // programs)
