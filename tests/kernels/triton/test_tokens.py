@@ -15,6 +15,11 @@ from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import tokens as kernel
 
 FORMS = ("int8", "int4")
+SHAPES = [
+    (8, 16, torch.float32),
+    (5, 80, torch.float32),
+    pytest.param(32, 64, torch.bfloat16, marks=pytest.mark.gpu),  # the interpreter has no bfloat16
+]
 
 
 def filled(form: str, blocks: int, heads: int, block: int, d: int, dtype: torch.dtype = torch.float32) -> TokenBlocks:
@@ -27,7 +32,7 @@ def filled(form: str, blocks: int, heads: int, block: int, d: int, dtype: torch.
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("block", "d", "dtype"), [(8, 16, torch.float32), (5, 80, torch.float32), (32, 64, torch.bfloat16)])
+@pytest.mark.parametrize(("block", "d", "dtype"), SHAPES)
 def test_write(form: str, block: int, d: int, dtype: torch.dtype) -> None:
     ids = torch.tensor([1, 4, 0], dtype=torch.int32, device=DEVICE)
     places = torch.tensor([block - 1, 2, 0], dtype=torch.int32, device=DEVICE)
@@ -72,6 +77,7 @@ def test_attend(
     torch.testing.assert_close(found.merged().lse, wanted.lse, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.gpu  # the interpreter has no bfloat16
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attend_in_16_bits_is_as_near_as_attention_over_the_unpacked_blocks(form: str, dtype: torch.dtype) -> None:
@@ -86,7 +92,7 @@ def test_attend_in_16_bits_is_as_near_as_attention_over_the_unpacked_blocks(form
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("block", "d", "dtype"), [(8, 16, torch.float32), (5, 80, torch.float32), (32, 64, torch.bfloat16)])
+@pytest.mark.parametrize(("block", "d", "dtype"), SHAPES)
 def test_listed_rows(form: str, block: int, d: int, dtype: torch.dtype) -> None:
     blocks = filled(form, 6, 2, block, d, dtype)
     ids = torch.tensor([5, 0, 3], device=DEVICE)

@@ -27,6 +27,8 @@ class AllBlocks(Layout):
         self.memory = kind("gpu", spec.layers, block, spec.ledger, "Keeping every token", form, side)
         self.table: BlockTable = BlockTable(self.memory)
         self._followed = side is not None
+        if form != "model":
+            self.unshared = "tokens are rounded, so what is read later depends on how a prompt was cut"
 
     def min_bytes(self) -> int:
         spec = self.spec
