@@ -78,7 +78,9 @@ def test_each_token_is_written_where_it_belongs_and_nothing_else_changes(form: s
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("queries", "lists", "softcap"), [(1, 1, None), (1, HEADS, 3.0), (70, 1, None), (9, HEADS, None)])
+@pytest.mark.parametrize(
+    ("queries", "lists", "softcap"), [(1, 1, None), (1, HEADS, 3.0), (70, 1, None), (9, HEADS, None)]
+)
 def test_attention_equals_that_over_the_same_blocks_unpacked(
     form: str, dtype: torch.dtype, queries: int, lists: int, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +92,9 @@ def test_attention_equals_that_over_the_same_blocks_unpacked(
     table = torch.full((seqs, lists, 9), 1 << 30, dtype=torch.int32)
     for i in range(seqs):
         for j in range(lists):
-            table[i, j, : -(-int(tokens[i, j]) // block)] = torch.randperm(BLOCKS)[: -(-int(tokens[i, j]) // block)].int()
+            table[i, j, : -(-int(tokens[i, j]) // block)] = torch.randperm(BLOCKS)[
+                : -(-int(tokens[i, j]) // block)
+            ].int()
     picked = BlockList(table, tokens, 61)
     q = torch.randn(seqs, queries, 3 * HEADS, d).to(dtype)
     found = attend(q, blocks, picked, 0.2, softcap)

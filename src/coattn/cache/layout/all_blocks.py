@@ -21,7 +21,10 @@ class AllBlocks(Layout):
     """A block lies wherever there is a free one."""
 
     def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None, form: str = "model") -> None:
-        """side: what an index keeps of every block; only then it is told which blocks are full. form: of the numbers."""
+        """side: what an index keeps of every block; only then it is told which blocks are full.
+
+        form: the model's own numbers, or tokens in fewer bits.
+        """
         super().__init__(block, spec)
         kind = BlockMemory if form == "model" else TokenMemory
         self.memory = kind("gpu", spec.layers, block, spec.ledger, "Keeping every token", form, side)

@@ -47,21 +47,24 @@ def signs(n: int) -> Tensor:
 def turn(x: Tensor) -> Tensor:
     """Rows `[..., d]` -> float32, their halves turned; turned once more, they are what they were."""
     n = power(x.shape[-1])
-    return (x.float().unflatten(-1, (-1, n)) @ signs(n).to(x.device) * n**-0.5).flatten(-2)
+    pieces = x.float().reshape(*x.shape[:-1], -1, n)
+    turned: Tensor = pieces @ signs(n).to(x.device) * n**-0.5
+    return turned.flatten(-2)
 
 
 def pack_rows(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
     """`[..., d]` -> codes `[..., d * bits / 8]` uint8, numbers `[..., 4]` float16."""
-    codes, scale, low = codes_along(turn(x).unflatten(-1, (2, -1)), -1, (1 << BITS[form]) - 1)
+    halves = turn(x).view(*x.shape[:-1], 2, -1)
+    codes, scale, low = codes_along(halves, -1, (1 << BITS[form]) - 1)
     packed = codes.flatten(-2) if form == "int8" else codes[..., 0, :] | (codes[..., 1, :] << 4)
     return packed, torch.cat([scale, low], -2).squeeze(-1)
 
 
 def unpack_rows(codes: Tensor, numbers: Tensor, form: str, dtype: torch.dtype) -> Tensor:
     """The inverse of `pack_rows`, as far as the bits tell."""
-    halves = codes.unflatten(-1, (2, -1)) if form == "int8" else torch.stack([codes & 15, codes >> 4], -2)
-    scale, low = numbers.float().unflatten(-1, (2, 2, 1)).unbind(-3)
-    return turn((low + scale * halves.float()).flatten(-2)).to(dtype)
+    both = torch.stack(codes.chunk(2, -1) if form == "int8" else (codes & 15, codes >> 4), -2)
+    scale, low = numbers.float()[..., None].chunk(2, -2)
+    return turn((low + scale * both.float()).flatten(-2)).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,12 @@ class TokenBlocks:
     @property
     def codes(self) -> Tensor:
         """`[blocks, kv_heads, 2, block, bytes]`, where they lie."""
-        return self.memory[..., : -8 * self.block].unflatten(-1, (self.block, -1))
+        return self.memory[..., : -8 * self.block].view(*self.shape[:4], -1)
 
     @property
     def numbers(self) -> Tensor:
         """`[blocks, kv_heads, 2, 4, block]` float16, where they lie."""
-        return self.memory[..., -8 * self.block :].view(torch.float16).unflatten(-1, (4, self.block))
+        return self.memory[..., -8 * self.block :].view(torch.float16).view(*self.shape[:3], 4, self.block)
 
     def write(self, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Token i of k, v `[tokens, kv_heads, d]` goes to row `rows[i]` of block `ids[i]`."""

@@ -21,6 +21,8 @@ from coattn.kernels.triton.softcap import capped
 from coattn.state import Split
 from coattn.types import BlockList
 
+WARPS = 4
+"""With half as many, both halves of a head do not fit in registers."""
 MOST_ROWS = 32
 """Rows of a block that a program reads at a time."""
 
@@ -79,18 +81,18 @@ def _write_tokens(
     at = (home + place * width)[:, None] + d[None, :]
     inside = used[:, None] & (d < HALF)[None, :]
     real = (d < HALF)[None, :]
+    levels: tl.constexpr = (1 << BITS) - 1
     both = tl.zeros([ROWS, HALF_PAD], tl.int32)
     matrix = _signs(HALF_PAD, POWER, k_ptr.dtype.element_ty)
     for side in tl.static_range(2):
         if kind == 0:
-            x = tl.load(k_ptr + (token * k_token + head * k_head)[:, None] + d + side * HALF, mask=inside, other=0.0)
+            new = tl.load(k_ptr + (token * k_token + head * k_head)[:, None] + d + side * HALF, mask=inside, other=0.0)
         else:
-            x = tl.load(v_ptr + (token * v_token + head * v_head)[:, None] + d + side * HALF, mask=inside, other=0.0)
-        x = tl.dot(x, matrix.to(x.dtype), input_precision=PRECISION) * NORM
+            new = tl.load(v_ptr + (token * v_token + head * v_head)[:, None] + d + side * HALF, mask=inside, other=0.0)
+        x = tl.dot(new, matrix, input_precision=PRECISION) * NORM
         low = tl.min(tl.where(real, x, float("inf")), 1).to(tl.float16)
         high = tl.max(tl.where(real, x, float("-inf")), 1)
         floor = low.to(tl.float32)
-        levels: tl.constexpr = (1 << BITS) - 1
         step = tl.div_rn(high - floor, tl.full([ROWS], levels, tl.float32)).to(tl.float16)
         over = tl.where(step > 0, step.to(tl.float32), 1.0)
         code = tl.floor(tl.div_rn(x - floor[:, None], over[:, None] + tl.zeros_like(x)) + 0.5)
@@ -228,7 +230,9 @@ def _listed_tokens(
             # of what all channels have in common, turning leaves the first of each POWER
             x = tl.dot(codes, matrix, input_precision="ieee") * (step * NORM)[:, None]
             x += tl.where((d & (POWER - 1)) == 0, POWER * NORM, 0.0)[None, :] * middle[:, None]
-            home_at = out_ptr + which * out_side + token[:, None] * out_token + head * 2 * HALF + side * HALF + d[None, :]
+            home_at = (
+                out_ptr + which * out_side + token[:, None] * out_token + head * 2 * HALF + side * HALF + d[None, :]
+            )
             tl.store(home_at, x.to(out_ptr.dtype.element_ty), mask=there)
 
 
@@ -257,7 +261,7 @@ def attend(
     seqs, _, q_heads, d = q.shape
     memory = blocks.memory
     kv_heads = memory.shape[1]
-    splits, tile = splits_of(seqs, kv_heads, picked.longest), tile_of(seqs * kv_heads, q)
+    splits = splits_of(seqs, kv_heads, picked.longest)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group, lists, exact = q_heads // kv_heads, picked.table.shape[1], q.dtype == torch.float32
@@ -270,7 +274,7 @@ def attend(
         splits, q_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), ROWS=ROWS, **_constants(blocks),
         CAP=softcap is not None, PRECISION="ieee" if exact else "tf32", EXACT=exact, STAMP=stamp is not None,
-        num_warps=tile.warps, num_stages=tile.stages, **options(seqs),
+        num_warps=WARPS, num_stages=tile_of(seqs * kv_heads, q).stages, **options(seqs),
     )  # fmt: skip
     return Split(out, lse)
 
