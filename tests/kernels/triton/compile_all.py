@@ -36,6 +36,7 @@ from coattn.kernels.triton import (
     renew,
     sketch,
     token_pool,
+    tokens,
 )
 from coattn_lab.bench import drive_kernel, read_kernel
 
@@ -110,6 +111,19 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
+    *(
+        (kernel, {"BITS": bits, "BLOCK": 32, "HALF": half, "HALF_PAD": half, "POWER": half, "NORM": 0.125, **constants})
+        for bits, half, group in ((8, 64, 4), (4, 64, 4), (4, 32, 7), (8, 128, 16))
+        for kernel, constants in (
+            (tokens._write_tokens, {"ROWS": 16, "PRECISION": "ieee", "FOLLOW": half == 64}),
+            (
+                tokens._attend_tokens,
+                {"GROUP": group, "GROUP_PAD": 16, "ROWS": attend.ROWS, "CAP": half == 64, "STAMP": half == 64}
+                | {"PRECISION": "tf32", "EXACT": False, "FOLLOW": True},
+            ),
+            (tokens._listed_tokens, {"ROWS": tokens.MOST_ROWS, "EXACT": False}),
+        )
+    ),
     (
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"SINK": True, "FOLLOW": True},
@@ -274,6 +288,8 @@ ODD: dict[Any, dict[str, str]] = {
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
     read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
     read_keys._listed_rows: {"ids_ptr": "*i64", "out_ptr": "*bf16"},
+    tokens._listed_tokens: {"codes_ptr": "*u8", "halves_ptr": "*fp16", "ids_ptr": "*i64", "out_ptr": "*bf16"},
+    **{kernel: {"codes_ptr": "*u8", "halves_ptr": "*fp16"} for kernel in (tokens._write_tokens, tokens._attend_tokens)},
     append._write_rows: {"ids_ptr": "*i64", "places_ptr": "*i64"},
     read_kernel._read: dict.fromkeys(("x_ptr", "order_ptr", "out_ptr"), "*i32"),
     nearest._nearest_in_cells: {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"},
@@ -296,6 +312,10 @@ WHOLE = "block to seq kept bit ids later count free incoming clock age token tok
 
 TILES: dict[Any, Any] = {
     attend._attend: lambda c, _: attend.tile_of(8, torch.empty(0, c["D"], dtype=torch.bfloat16))._asdict(),
+    tokens._attend_tokens: lambda c, _: {
+        "warps": tokens.WARPS,
+        "stages": attend.tile_of(8, torch.empty(0, 2 * c["HALF"], dtype=torch.bfloat16)).stages,
+    },
     attend_prompt._attend_prompt: lambda c, _: (
         {"warps": 8, "stages": 3} if c["D_PAD"] <= 128 else {"warps": 4, "stages": 2}
     ),
