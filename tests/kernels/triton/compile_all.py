@@ -99,8 +99,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for packed in (False, True)
     ),
     *(
-        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128})
-        for packed in (False, True)
+        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": d, "D_PAD": d})
+        for packed, d in ((False, 128), (True, 128), (False, 256), (True, 256))
         for kernel, constants in (
             (token_pool._bring, {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed}),
             (
@@ -230,7 +230,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             (sketch._score, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": 8, "WORDS_PAD": 8, "COLD": COLD, "CAP": True}),
         )
     ),
-    (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
+    *(
+        (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
+        for d in (128, 256)
+    ),
     *(
         (sketch._lost, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
         for d in (64, 128, 256)
@@ -255,7 +258,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
                 {"GROUP": 5, "GROUP_PAD": 8, "FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}
                 | {"LONG_AGO": LONG_AGO},
             ),
-            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 128, "D_PAD": 128}),
+            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 256, "D_PAD": 256}),
         )
     ),
 ]
