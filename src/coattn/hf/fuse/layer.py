@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from coattn.hf.attention import attention_forward
-from coattn.hf.experts import is_experts
+from coattn.hf.experts import holds_experts
 from coattn.hf.fuse.forms import eps_of, is_plain_linear, weight_of
 from coattn.hf.fuse.siblings import Siblings
 from coattn.kernels.linear import linear
@@ -69,7 +69,7 @@ def layer_form(layer: nn.Module, siblings: dict[nn.Module, list[Siblings]]) -> L
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
     fused = [*siblings.get(attn, ()), *siblings.get(mlp, ())]
-    mixed = any(map(is_experts, mlp.children()))
+    mixed = any(map(holds_experts, mlp.children()))
     others = [getattr(attn, "o_proj", None), *([] if mixed else [getattr(mlp, "down_proj", None)])]
     norms = [eps_of(n) for n in (layer.input_layernorm, layer.post_attention_layernorm) if isinstance(n, nn.Module)]
     d = getattr(attn, "head_dim", None)

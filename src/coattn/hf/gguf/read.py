@@ -56,7 +56,9 @@ class GgufCheckpoint:
             if found.shape != tensor.shape:
                 misshapen.append(path)
                 continue
-            is_packed = keep and found.kind in READERS and name == "weight" and isinstance(module, nn.Linear | nn.Embedding)
+            is_packed = (
+                keep and found.kind in READERS and name == "weight" and isinstance(module, nn.Linear | nn.Embedding)
+            )
             if is_packed:
                 self._packed[owner] = found
                 self._replace(owner, module, dtype)

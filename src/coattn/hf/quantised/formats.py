@@ -6,14 +6,15 @@ call with tensors without memory tells before anything is read whether a file is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coattn.kernels.quantise.weights import Packed, pack
+from coattn.errors import UnsupportedError
+from coattn.kernels.quantise.weights import Packed, can_join, pack
 
 Tensors = Mapping[str, Tensor]
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -32,6 +33,8 @@ class Format(NamedTuple):
     """Tensors that a layer need not have."""
     read: Callable[[Tensors, int, int], Packed]
     """Of a layer's tensors, and its outputs and inputs."""
+    joint: str = "."
+    """Between the names of the layer and of its tensors."""
 
 
 def formats_of(quantised: Mapping[str, Any]) -> list[Format]:
@@ -48,6 +51,8 @@ def formats_of(quantised: Mapping[str, Any]) -> list[Format]:
     if method == "fp8":
         read = partial(read_bytes, scale="weight_scale_inv", block=quantised.get("weight_block_size"))
         return [Format(("weight", "weight_scale_inv"), (), read)]
+    if method == "mxfp4":
+        return []
     groups = [group.get("weights") or {} for group in (quantised.get("config_groups") or {}).values()]
     block = next((found for weights in groups if (found := weights.get("block_structure"))), None)
     packed = ("weight_packed", "weight_scale")
@@ -86,6 +91,42 @@ def read_pack_quantized(t: Tensors, n: int, k: int) -> Packed:
         _check(t, weight_zero_point=(n // per, groups))
         zeros = fields(t["weight_zero_point"].T, bits)
     return _pack_ints(fields(t["weight_packed"], bits), t["weight_scale"].T, zeros, bits, t.get("weight_g_idx"))
+
+
+def read_mxfp4(t: Tensors, n: int, k: int) -> Packed:
+    """Of all experts: blocks of 32 codes `[experts, n, blocks, 16]`, the first in the low half of a byte, the second in
+    its high half; and their exponents."""
+    experts = t["blocks"].shape[0]
+    _check(t, blocks=(experts, n, k // 32, 16), scales=(experts, n, k // 32))
+    if k % 32 or any(x.dtype != torch.uint8 for x in t.values()):
+        raise MisshapenError("blocks")
+    pairs = t["blocks"]
+    codes = torch.stack([pairs & 15, pairs >> 4], -1).view(experts * n, k)
+    both = pack(codes, t["scales"].view(experts * n, -1).T, None, "fp4", 32)
+    return each_of(both, experts)
+
+
+MXFP4 = Format(("blocks", "scales"), (), read_mxfp4, "_")
+"""Of all experts of a layer; other layers are numbers."""
+
+
+def each_of(weight: Packed, count: int) -> Packed:
+    """A matrix as so many over the same input."""
+    n = weight.out_features // count
+    return stack([weight.between(i * n, (i + 1) * n) for i in range(count)])
+
+
+def stack(weights: Sequence[Packed]) -> Packed:
+    """Matrices of the same shape, stored alike, as the experts of one module."""
+    if any(each.order is not None for each in weights):
+        raise UnsupportedError(
+            "The experts have columns that are sorted, each in its own way (desc_act), which coattn does not read.",
+            "Choose a checkpoint without desc_act.",
+        )
+    if not can_join(weights):
+        raise MisshapenError("scales")
+    found: dict[str, Any] = {name: torch.stack([getattr(x, name) for x in weights]) for name in weights[0].tensors}
+    return weights[0]._replace(**found)
 
 
 def read_bytes(t: Tensors, n: int, k: int, scale: str = "weight_scale", block: tuple[int, int] | None = None) -> Packed:
