@@ -85,6 +85,21 @@ def float8(weight: Tensor, name: str = "weight_scale", rows: int = 0, columns: i
     return {"weight": codes.view_as(padded)[:n, :k], name: scale}, meant
 
 
+def mxfp4(weight: Tensor) -> Stored:
+    """Blocks of 32 codes, two to a byte, and the exponents of their scales."""
+    parts = weight.unflatten(-1, (-1, 32))
+    exponents = (parts.abs().amax(-1).log2().floor() - 2 + 127).to(torch.uint8)
+    scales = torch.exp2(exponents.float() - 127)[..., None]
+    codes = (parts[..., None] / scales[..., None] - FP4).abs().argmin(-1)
+    pairs = codes.view(*codes.shape[:-1], 16, 2)
+    tensors = {"blocks": (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8), "scales": exponents}
+    return tensors, (FP4[codes] * scales).view_as(weight)
+
+
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+FP4 = torch.cat([FP4, -FP4])
+
+
 def _scheme(bits: int, kind: str = "int", **options: Any) -> dict[str, Any]:
     return {
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **options}}}
@@ -107,6 +122,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
         {"quant_method": "fp8", "weight_block_size": [32, 32]},
         lambda w: float8(w, "weight_scale_inv", 32, 32),
     ),
+    "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, mxfp4),
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, lambda w: float8(w, rows=1)),
 }
 
@@ -118,13 +134,20 @@ def write(folder: Path, scheme: str, family: str = "llama") -> PreTrainedModel:
     quantised, store = SCHEMES[scheme]
     tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():
-        if type(module) is nn.Linear and name != "lm_head":
+        if type(module) is nn.Linear and name != "lm_head" and scheme != "mxfp4":
             made, meant = store(module.weight)
             module.weight.copy_(meant)
             del tensors[f"{name}.weight"]
             tensors |= {f"{name}.{end}": tensor for end, tensor in made.items()}
+        elif name.endswith(".experts"):
+            tensors |= _experts(name, module, store, tensors, family)
         elif name == "lm_head" or isinstance(module, nn.Embedding):
             module.weight.copy_(module.weight.half())
+        elif not list(module.children()) or name.endswith(".self_attn"):  # which may have sinks
+            for parameter in module.parameters(recurse=False):
+                parameter.copy_(parameter.half())
+    if family == "mixtral":
+        tensors = {name.replace(".mlp.", ".block_sparse_moe."): tensor for name, tensor in tensors.items()}
     model.config.quantization_config = quantised
     model.config.save_pretrained(folder)
     del model.config.quantization_config
@@ -133,6 +156,31 @@ def write(folder: Path, scheme: str, family: str = "llama") -> PreTrainedModel:
     )
     tokenizer().save_pretrained(folder)
     return model
+
+
+def _experts(
+    path: str, own: Any, store: Callable[[Tensor], Stored], tensors: dict[str, Tensor], family: str
+) -> dict[str, Tensor]:
+    """The tensors of a module of experts, whose numbers become those that they mean; its own ones are taken out."""
+    found = {}
+    names = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(own, name)
+        del tensors[f"{path}.{name}"]
+        if own.is_transposed:
+            made, meant = store(weight.transpose(1, 2).contiguous())
+            weight.copy_(meant.transpose(1, 2))
+            found |= {f"{path}.{name}_{end}": tensor for end, tensor in made.items()}
+            bias = getattr(own, f"{name}_bias")
+            bias.copy_(bias.half())
+            continue
+        for i, each in enumerate(weight):
+            parts = zip(names[:2], each.chunk(2), strict=True) if name == "gate_up_proj" else [(names[2], each)]
+            for part, rows in parts:
+                made, meant = store(rows.contiguous())
+                rows.copy_(meant)
+                found |= {f"{path}.{i}.{part}.{end}": tensor for end, tensor in made.items()}
+    return found
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

@@ -36,7 +36,7 @@ def weights_read(model: nn.Module) -> WeightsRead:
     """What a decode step must read, of a model with experts or without."""
     total, experts = weight_bytes(model), list(filter(holds_experts, model.modules()))
     inside = sum(p.nbytes for module in experts for p in module.parameters())
-    top, count = top_of(model), max((int(module.num_experts) for module in experts), default=1)
+    top, count = top_of(model), max((int(cast(Any, module).num_experts) for module in experts), default=1)
     return WeightsRead(total - inside, inside, min(1.0, top / count)) if top else WeightsRead(total, 0, 1.0)
 
 

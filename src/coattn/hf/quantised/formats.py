@@ -116,8 +116,8 @@ def each_of(weight: Packed, count: int) -> Packed:
     return stack([weight.between(i * n, (i + 1) * n) for i in range(count)])
 
 
-def stack(weights: Sequence[Packed]) -> Packed:
-    """Matrices of the same shape, stored alike, as the experts of one module."""
+def check_alike(weights: Sequence[Packed]) -> None:
+    """Raises MisshapenError or UnsupportedError for matrices that cannot be one."""
     if any(each.order is not None for each in weights):
         raise UnsupportedError(
             "The experts have columns that are sorted, each in its own way (desc_act), which coattn does not read.",
@@ -125,6 +125,11 @@ def stack(weights: Sequence[Packed]) -> Packed:
         )
     if not can_join(weights):
         raise MisshapenError("scales")
+
+
+def stack(weights: Sequence[Packed]) -> Packed:
+    """Matrices of the same shape, stored alike, as the experts of one module."""
+    check_alike(weights)
     found: dict[str, Any] = {name: torch.stack([getattr(x, name) for x in weights]) for name in weights[0].tensors}
     return weights[0]._replace(**found)
 

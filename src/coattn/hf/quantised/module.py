@@ -72,7 +72,6 @@ class PackedExperts(nn.Module):
         self.first, self.second = PackedModule(first), PackedModule(second)
         for name in ("gate_up_proj_bias", "down_proj_bias"):
             self.register_parameter(name, getattr(own, name, None))
-        own.gate_up_proj = own.down_proj = None  # whose memory it would hold
         self._gate = own._apply_gate
 
     def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from coattn.hf.experts import is_experts
 from coattn.hf.models.resolve import shards
-from coattn.hf.quantised.formats import MXFP4, Format, MisshapenError, formats_of, stack
+from coattn.hf.quantised.formats import MXFP4, Format, MisshapenError, check_alike, formats_of, stack
 from coattn.hf.quantised.module import PackedExperts, PackedLinear, PackedModule
 from coattn.hf.refusals import refuse_gaps
 from coattn.hf.stored import COMPUTED, stored
-from coattn.kernels.quantise.weights import Packed, can_join, join_packed
+from coattn.kernels.quantise.weights import Packed, join_packed
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -116,8 +116,8 @@ class Checkpoint:
             module = self.model.get_submodule(path)
             assert isinstance(module, PackedModule)
             try:
-                made = [_read(pieces, read) for pieces in matrices]
-                module.fill(stack(made) if module.codes.dim() > made[0].codes.dim() else made[0])
+                weights = [_read(pieces, read) for pieces in matrices]
+                module.fill(stack(weights) if module.codes.dim() > weights[0].codes.dim() else weights[0])
             except MisshapenError as error:  # groups of columns that are not equally large
                 refuse_gaps(str(self.folder), [], [str(error)])
         self.model.tie_weights()
@@ -131,7 +131,7 @@ class Checkpoint:
         return owner in self._packed and name != "bias"
 
     def _replace(self, path: str, linear: nn.Linear, formats: list[Format]) -> None:
-        piece = self._piece(path, linear.out_features, linear.in_features, formats)
+        piece = self._piece(path, (linear.out_features, linear.in_features), formats)
         if piece is not None:
             self._packed[path] = [[piece]]
             if (packed := self._like([[piece]])) is not None:
@@ -139,45 +139,43 @@ class Checkpoint:
 
     def _replace_experts(self, path: str, own: Any, formats: list[Format]) -> None:
         """Their two matrices lie in the files of all experts together, or one by one, the rows of the first apart."""
-        first, second = (tensor.shape[1:] for tensor in (own.gate_up_proj, own.down_proj))
+        first, second = (tuple(tensor.shape[1:]) for tensor in (own.gate_up_proj, own.down_proj))
         if own.is_transposed:
             first, second = first[::-1], second[::-1]
-        wholes = [
-            self._piece(f"{path}.{name}", *size, [MXFP4])
-            for name, size in (("gate_up_proj", first), ("down_proj", second))
-        ]
-        matrices = [[[piece]] for piece in wholes if piece is not None]
-        known = (
-            names for names in EXPERTS if any(self._marked(f"{path}.0.{name}", x) for name in names for x in formats)
-        )
-        if not matrices and (names := next(known, None)):
-            gate, up, down = names
-            half = first[0] // 2, first[1]
+        wholes = self._piece(f"{path}.gate_up_proj", first, [MXFP4]), self._piece(f"{path}.down_proj", second, [MXFP4])
+        if wholes[0] is not None and wholes[1] is not None:
+            matrices = [[[wholes[0]]], [[wholes[1]]]]
+        elif names := next((names for names in EXPERTS if self._has_expert(f"{path}.0", names, formats)), None):
+            half, each = (first[0] // 2, first[1]), range(int(own.num_experts))
             matrices = [
-                [
-                    [self._piece_of(f"{path}.{i}.{name}", *size, formats) for name in each]
-                    for i in range(own.num_experts)
-                ]
-                for each, size in (((gate, up), half), ((down,), second))
+                [[self._piece_of(f"{path}.{i}.{name}", half, formats) for name in names[:2]] for i in each],
+                [[self._piece_of(f"{path}.{i}.{names[2]}", second, formats)] for i in each],
             ]
-        if len(matrices) == 2:
-            made = [self._like(turn, many=len(turn) > 1) for turn in matrices]
-            self._packed |= {f"{path}.first": matrices[0], f"{path}.second": matrices[1]}
-            if made[0] is not None and made[1] is not None:
-                self.model.set_submodule(path, PackedExperts(own, made[0], made[1]))
+        else:
+            return
+        made = [self._like(turn, many=wholes[0] is None) for turn in matrices]
+        self._packed |= {f"{path}.first": matrices[0], f"{path}.second": matrices[1]}
+        if made[0] is not None and made[1] is not None:
+            if any(len(x.codes) != own.num_experts for x in (made[0], made[1])):
+                self._misshapen.append(f"{path}.gate_up_proj_blocks")
+            self.model.set_submodule(path, PackedExperts(own, made[0], made[1]))
+        own.gate_up_proj = own.down_proj = None  # they are not looked for in the files
 
-    def _piece(self, path: str, n: int, k: int, formats: list[Format]) -> Piece | None:
+    def _has_expert(self, path: str, names: Sequence[str], formats: list[Format]) -> bool:
+        return any(self._marked(f"{path}.{name}", form) for name in names for form in formats)
+
+    def _piece(self, path: str, size: tuple[int, ...], formats: list[Format]) -> Piece | None:
         """A matrix as it is stored; None: in none of these forms."""
         form = next((form for form in formats if self._marked(path, form)), None)
-        return None if form is None else self._piece_of(path, n, k, [form])
+        return None if form is None else self._piece_of(path, size, [form])
 
-    def _piece_of(self, path: str, n: int, k: int, formats: list[Format]) -> Piece:
+    def _piece_of(self, path: str, size: tuple[int, ...], formats: list[Format]) -> Piece:
         """A matrix that must be stored in one of these forms."""
         form = next((form for form in formats if self._marked(path, form)), formats[0])
         named = {end: f"{path}{form.joint}{end}" for end in (*form.needs, *form.may)}
         entries = {end: entry for end, name in named.items() if (entry := self.entries.get(name))}
         self._missing += [named[end] for end in form.needs if end not in entries]
-        return Piece(path, form, entries, n, k)
+        return Piece(path, form, entries, *size)
 
     def _like(self, matrices: list[list[Piece]], many: bool = False) -> Packed | None:
         """Matrices without memory, where the files have what they need. many: of experts, which are stored alike."""
@@ -208,8 +206,7 @@ def _read(pieces: list[Piece], get: Callable[[Entry], Tensor]) -> Packed:
     parts = [piece.read(get) for piece in pieces]
     if len(parts) == 1:
         return parts[0]
-    if not can_join(parts):
-        raise MisshapenError(f"{pieces[1].path}.{pieces[1].form.needs[-1]}")
+    check_alike(parts)
     return join_packed(parts)
 
 
