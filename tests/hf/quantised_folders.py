@@ -12,9 +12,11 @@ from tests.hf.families import tiny
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from coattn.kernels.quantise.weights import TABLES
+
 Stored = tuple[dict[str, Tensor], Tensor]
 """A layer's tensors by the ends of their names, and the weights that they mean, `[n, k]`."""
-GROUP = 16
+GROUP, GROUP_NF4 = 16, 32
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
@@ -85,6 +87,37 @@ def float8(weight: Tensor, name: str = "weight_scale", rows: int = 0, columns: i
     return {"weight": codes.view_as(padded)[:n, :k], name: scale}, meant
 
 
+def nf4(weight: Tensor, nested: bool = True) -> Stored:
+    """As bitsandbytes stores it: blocks of 64 over the whole matrix, their scales in 8 bits by blocks of 256."""
+    table = torch.tensor(TABLES["nf4"])
+    parts = weight.reshape(-1, GROUP_NF4)
+    scales = parts.abs().amax(-1)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": GROUP_NF4, "dtype": "bfloat16", "shape": [*weight.shape]}
+    tensors = {"weight.quant_map": table, "weight.absmax": scales}
+    if nested:
+        offset, several = float(scales.mean()), 16
+        numbers = torch.linspace(-1, 1, 256) ** 3
+        rest = nn.functional.pad(scales - offset, (0, -len(scales) % several)).view(-1, several)
+        outer = rest.abs().amax(-1)
+        found = (rest[..., None] / outer[:, None, None] - numbers).abs().argmin(-1)
+        scales = (numbers[found] * outer[:, None]).flatten()[: len(scales)] + offset
+        tensors |= {"weight.absmax": found.flatten()[: len(scales)].to(torch.uint8)}
+        tensors |= {"weight.nested_absmax": outer, "weight.nested_quant_map": numbers}
+        state |= {"nested_blocksize": several, "nested_dtype": "float32", "nested_offset": offset}
+    codes = (parts[..., None] / scales[:, None, None] - table).abs().argmin(-1)
+    pairs = codes.view(-1, 2)
+    tensors["weight"] = (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8)
+    tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+    return tensors, (table[codes] * scales[:, None]).view_as(weight)
+
+
+def int8_by_127(weight: Tensor) -> Stored:
+    worst = weight.abs().amax(1)
+    codes = (weight / worst[:, None] * 127).round()
+    tensors = {"weight": codes.to(torch.int8), "SCB": worst, "weight_format": torch.zeros((), dtype=torch.uint8)}
+    return tensors, codes * worst[:, None] / 127
+
+
 def mxfp4(weight: Tensor) -> Stored:
     """Blocks of 32 codes, two to a byte, and the exponents of their scales."""
     parts = weight.unflatten(-1, (-1, 32))
@@ -107,6 +140,7 @@ def _scheme(bits: int, kind: str = "int", **options: Any) -> dict[str, Any]:
 
 
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 SCHEMES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq),
@@ -123,6 +157,9 @@ SCHEMES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
         lambda w: float8(w, "weight_scale_inv", 32, 32),
     ),
     "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, mxfp4),
+    "nf4": ({**NF4}, nf4),
+    "nf4 plain": ({**NF4, "bnb_4bit_use_double_quant": False}, lambda w: nf4(w, nested=False)),
+    "bnb int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8_by_127),
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, lambda w: float8(w, rows=1)),
 }
 

@@ -35,7 +35,7 @@ def test_logits_are_those_of_the_numbers_that_the_files_mean(scheme: str, family
     with torch.no_grad():
         torch.testing.assert_close(model(IDS).logits, numbers(IDS).logits, rtol=2e-4, atol=2e-4)
     assert {shape.dtype for shape in describe_layers(model)} == {torch.float32}
-    bits = 4 if packed[0].form == "int4" else 8
+    bits = 4 if packed[0].form in ("int4", "nf4") else 8
     assert sum(each.codes.nbytes for each in packed) == sum(x.in_features * x.out_features for x in packed) * bits // 8
 
 
@@ -156,6 +156,20 @@ BROKEN: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
         "fp8 blocks",
         lambda t: cut(t, Q + "weight_scale_inv"),
     ),
+    "lack model.layers.0.self_attn.q_proj.weight.quant_state.bitsandbytes__nf4.": (
+        "nf4",
+        lambda t: t.pop(Q + "weight.quant_state.bitsandbytes__nf4"),
+    ),
+    "wrong shape for model.layers.0.self_attn.q_proj.weight.absmax": ("nf4", lambda t: cut(t, Q + "weight.absmax")),
+    "wrong shape for model.layers.0.self_attn.q_proj.weight.nested_absmax": (
+        "nf4",
+        lambda t: t.pop(Q + "weight.nested_quant_map"),
+    ),
+    "wrong shape for model.layers.0.self_attn.q_proj.weight.quant_map": (
+        "nf4 plain",
+        lambda t: t[Q + "weight.quant_map"].zero_(),
+    ),
+    "wrong shape for model.layers.0.self_attn.q_proj.SCB": ("bnb int8", lambda t: cut(t, Q + "SCB")),
     "wrong shape for model.layers.0.self_attn.q_proj.g_idx": ("gptq sorted", lambda t: t[Q + "g_idx"].zero_()),
 }
 
@@ -218,6 +232,7 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "'awq' with 4 bits in version 'gemv'": ("awq", {"version": "gemv"}),
     "'gptq' with 3 bits": ("gptq", {"bits": 3}),
     "'gptq' with 4 bits in format 'marlin'": ("gptq", {"checkpoint_format": "marlin"}),
+    "'bitsandbytes' with 4 bits of type 'fp4'": ("nf4", {"bnb_4bit_quant_type": "fp4"}),
     "with format 'nvfp4-pack-quantized'": ("int4", {"format": "nvfp4-pack-quantized"}),
     "with a transform_config": ("int4", {"transform_config": {"config_groups": {"R1": {}}}}),
     "with a sparsity_config": ("int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}),

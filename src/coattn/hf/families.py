@@ -46,7 +46,7 @@ WRAPPERS = (
 )
 """Families of checkpoints that also take images, whose language model is loaded alone."""
 
-LOADERS = {"bitsandbytes": "bitsandbytes", "torchao": "torchao", "quanto": "optimum", "hqq": "hqq"}
+LOADERS = {"torchao": "torchao", "quanto": "optimum", "hqq": "hqq"}
 """Quantisation of weights -> the package without which Transformers cannot load it."""
 
 

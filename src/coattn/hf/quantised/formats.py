@@ -6,6 +6,7 @@ call with tensors without memory tells before anything is read whether a file is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from coattn.errors import UnsupportedError
-from coattn.kernels.quantise.weights import Packed, can_join, pack
+from coattn.kernels.quantise.weights import LEAST_SPAN, TABLES, Packed, can_join, pack
 
 Tensors = Mapping[str, Tensor]
+NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
+"""What else bitsandbytes says of a matrix: JSON in bytes."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Of the eight codes in a word of AWQ, which one is that of each column."""
 
@@ -53,6 +56,11 @@ def formats_of(quantised: Mapping[str, Any]) -> list[Format]:
         return [Format(("weight", "weight_scale_inv"), (), read)]
     if method == "mxfp4":
         return []
+    if method == "bitsandbytes":
+        needs = "weight", "weight.absmax", "weight.quant_map", NF4_STATE
+        nested = "weight.nested_absmax", "weight.nested_quant_map"
+        in_8_bits = Format(("weight", "SCB"), (), read_int8_rows)
+        return [in_8_bits if quantised.get("load_in_8bit") else Format(needs, nested, read_nf4)]
     groups = [group.get("weights") or {} for group in (quantised.get("config_groups") or {}).values()]
     block = next((found for weights in groups if (found := weights.get("block_structure"))), None)
     packed = ("weight_packed", "weight_scale")
@@ -91,6 +99,42 @@ def read_pack_quantized(t: Tensors, n: int, k: int) -> Packed:
         _check(t, weight_zero_point=(n // per, groups))
         zeros = fields(t["weight_zero_point"].T, bits)
     return _pack_ints(fields(t["weight_packed"], bits), t["weight_scale"].T, zeros, bits, t.get("weight_g_idx"))
+
+
+def read_nf4(t: Tensors, n: int, k: int) -> Packed:
+    """Of the matrix row by row: two codes to a byte, the first in its high half; blocks of columns with a scale. Scales
+    may be codes themselves, of larger blocks."""
+    pairs, scales, state = t["weight"].reshape(-1), t["weight.absmax"].reshape(-1), t[NF4_STATE]
+    group = n * k // max(1, scales.numel())
+    if pairs.dtype != torch.uint8 or pairs.numel() != n * k // 2:
+        raise MisshapenError("weight")
+    if scales.numel() * group != n * k or k % group or group % LEAST_SPAN:
+        raise MisshapenError("weight.absmax")
+    if scales.dtype == torch.uint8:
+        nested = t.get("weight.nested_absmax"), t.get("weight.nested_quant_map")
+        if nested[0] is None or nested[1] is None or nested[1].numel() != 256:
+            raise MisshapenError("weight.nested_absmax")
+        several, offset = -(-scales.numel() // nested[0].numel()), 0.0
+        if not state.is_meta:
+            said = json.loads(bytes(state.tolist()))
+            several, offset = int(said["nested_blocksize"]), float(said["nested_offset"])
+        wide = nested[0].float().repeat_interleave(several)[: scales.numel()]
+        if len(wide) != scales.numel():
+            raise MisshapenError("weight.nested_absmax")
+        scales = nested[1].float()[scales.int()] * wide + offset
+    numbers = t["weight.quant_map"]
+    if not numbers.is_meta and not torch.equal(numbers.cpu().float(), torch.tensor(TABLES["nf4"])):
+        raise MisshapenError("weight.quant_map")
+    codes = torch.stack([pairs >> 4, pairs & 15], -1).view(n, k)
+    return pack(codes, scales.view(n, -1).T, None, "nf4", group)
+
+
+def read_int8_rows(t: Tensors, n: int, k: int) -> Packed:
+    """int8, and of each row what 127 stands for."""
+    _check(t, weight=(n, k), SCB=(n,))
+    if t["weight"].dtype != torch.int8:
+        raise MisshapenError("weight")
+    return pack(t["weight"], (t["SCB"].float() / 127)[None], None, "int8", k)
 
 
 def read_mxfp4(t: Tensors, n: int, k: int) -> Packed:
