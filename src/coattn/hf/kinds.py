@@ -18,7 +18,7 @@ from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_layers, attention_modules
 from coattn.hf.experts import COPYING, expert_modules, implemented, top_of
 from coattn.hf.fuse.experts import expert_form
-from coattn.hf.fuse.layer import layer_form
+from coattn.hf.fuse.layer import layer_forms
 from coattn.hf.fuse.siblings import find_siblings
 from coattn.hf.gguf.blocks import READERS
 from coattn.hf.gguf.header import read_tensors
@@ -98,7 +98,7 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
             x.kv_heads,
             x.head_dim,
             x.sinks,
-            plain and layer_form(layer, siblings) is not None,
+            plain and any(True for _ in layer_forms(layer, siblings)),
         )
         for x, layer in zip(look_at(model), attention_layers(model), strict=True)
     ]
@@ -127,7 +127,11 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     mixers = mixers_of(model)
     if mixers:
         size = sum(math.prod(shape) * (4 if dtype else 2) for each in mixers for _, _, shape, dtype in each.states)
-        said = f"Transformers' own modules; {format_bytes(size)} a sequence in bfloat16, twice"
+        modules = [model.get_decoder().get_submodule(each.name) for each in mixers]
+        ours = plain and on_gpu and all(len(each.members) == 4 for x in modules for each in siblings.get(x, ()))
+        ours = ours and all(x in siblings for x in modules)
+        said = f"Transformers' own modules{', decode steps in three kernels' * ours}"
+        said += f"; {format_bytes(size)} a sequence in bfloat16, twice"
         rows.append({"part": f"{len(mixers)} layers with a state", "choice": "as the others", "reason": said})
     ahead = {"part": "queries a layer ahead", "choice": "predicted", "reason": "`scout` and `infinigen` need them"}
     try:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coattn.kernels.cuda import product_packed
 from coattn.kernels.quantise.weights import Packed, unpack
 
 ROWS_AT_ONCE = 1024
@@ -28,6 +29,8 @@ def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None, residual: Tens
     if x.is_cuda:
         from coattn.kernels.triton import packed_linear as triton
 
+        if product_packed.refuses(x, weight) is None:
+            return product_packed.product_packed(x, weight, bias, residual)
         if triton.refuses(x, weight) is None:
             return triton.packed_linear(x, weight, bias, residual)
         out = functional.linear(x, triton.unpack(weight, x.dtype), bias)

@@ -17,6 +17,7 @@ from coattn.kernels.triton import (
     attend_prompt,
     attend_scored,
     average,
+    delta_rule,
     digest,
     experts,
     fill_pool,
@@ -46,7 +47,7 @@ KINDS = {
     "*fp32": "out lse scores values sums wanted worth",
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
-FLOATS = {"scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
+FLOATS = {"length_eps", "next_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
 PACKED = [
     dict(zip(("FORM", "GROUP", "SPAN", "ROWS", "ZEROS", "KIND", "OFFSET"), row, strict=True))
@@ -164,11 +165,27 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for kernel, more in ((experts._gates_few, {"TOP": 8, "BN": 32}), (experts._down_few, {"BN": 64}))
     ),
     (experts._add_up, {"TOP": 8, "TOP_PAD": 8, "BN": 512, "FOLLOW": True}),
-    (model._rms_norm, {"WIDTH": 4096, "FOLLOW": True}),
-    (model._gated, {"SIZE": 1024, "FOLLOW": True}),
+    *(
+        (
+            delta_rule._delta_rule,
+            {"K": 128, "V": 128, "K_PAD": 128, "V_PAD": 128, "TAPS": 4, "TAPS_PAD": 4, "BIAS": bias, "FOLLOW": True},
+        )
+        for bias in (False, True)
+    ),
+    *((model._rms_norm, {"KIND": kind, "WIDTH": 4096, "FOLLOW": True}) for kind in range(3)),
+    *((model._add_norm, {"KIND": a, "NEXT": b, "WIDTH": 4096, "FOLLOW": True}) for a, b in ((0, 0), (2, 2), (-1, -1))),
+    *((model._gated, {"ACT": act, "SIZE": 1024, "FOLLOW": True}) for act in range(3)),
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
-    (model._prepare_heads, {"NORM": True, "HEADS": 1, "D": 128, "FOLLOW": True}),
-    (model._prepare_heads, {"NORM": True, "HEADS": 8, "D": 128, "FOLLOW": False}),
+    *(
+        (
+            model._prepare_heads,
+            {"KIND": kind, "HEADS": heads, "D": d, "D_PAD": d, "TURNED": turned, "PAIRS": pairs, "FOLLOW": heads == 1},
+        )
+        for kind, heads, d, turned, pairs in (
+            *((0, 1, 128, 128, False), (0, 8, 128, 128, False)),
+            *((-1, 2, 128, 64, True), (2, 1, 256, 64, False)),
+        )
+    ),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
@@ -241,7 +258,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
 TYPES: dict[Any, dict[str, str]] = {
     attend_scored._choose: {"place_ptr": "*i16", "tail_ptr": "*fp32", "bound_ptr": "*fp32"},
     token_pool._renew: {"place_ptr": "*i16"},
-    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32") | {"choice_ptr": "*i32"},
+    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32")
+    | dict.fromkeys(("layers_ptr", "heads_ptr", "slots_ptr"), "*i32"),
     attend_scored._list: {},
     sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
@@ -276,7 +294,11 @@ ODD: dict[Any, dict[str, str]] = {
         kernel: {"out_ptr": "*bf16", "index_ptr": "*i64", "worth_ptr": "*bf16", "part_ptr": "*fp32"}
         for kernel in (experts._gates_one, experts._down_one, experts._gates_few, experts._down_few)
     },
-    **{kernel: {"out_ptr": "*bf16"} for kernel in (model._rms_norm, model._gated, linear._vector, linear._few)},
+    delta_rule._delta_rule: {"state_ptr": "*fp32", "read_ptr": "*i32", "write_ptr": "*i32", "out_ptr": "*bf16"},
+    **{
+        kernel: {"out_ptr": "*bf16"}
+        for kernel in (model._rms_norm, model._gated, model._add_norm, linear._vector, linear._few)
+    },
 }
 """Of kernels whose other arguments are told by their names: those that are not."""
 WHOLE = "block to seq kept bit ids later count free incoming clock age token token_of num_incoming num_attended"
@@ -295,6 +317,7 @@ TILES: dict[Any, Any] = {
     packed_experts._packed_experts: lambda *_: dict(
         zip(("warps", "stages"), packed_linear.tile_of(64)[1:], strict=True)
     ),
+    delta_rule._delta_rule: lambda *_: {"warps": 8},
     packed_linear._packed: lambda c, _: dict(
         zip(("warps", "stages"), packed_linear.tile_of(8192 if c["BN"] == 64 else 64)[1:], strict=True)
     ),

@@ -14,7 +14,11 @@ from coattn.hf.quantised.module import PackedLinear
 from coattn.kernels.linear import linear
 from coattn.kernels.quantise.weights import TENSORS, Packed, can_join, join_packed
 
-NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+NAMES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
 
 
 class Siblings:
