@@ -29,6 +29,7 @@ from coattn.kernels.triton import (
     model,
     nearest,
     note_case,
+    packed_experts,
     packed_linear,
     pick_blocks,
     read_keys,
@@ -159,6 +160,14 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for m, bn, f16 in ((16, 64, False), (32, 64, False), (32, 32, True))
     ),
     *((packed_linear._unpack, {**stored, "BN": 32}) for stored in PACKED),
+    *(
+        (
+            packed_experts._packed_experts,
+            {**stored, "F16": False, "BIAS": True, "TOP": 8, "R_PAD": r, "M": 16, "BN": 32, "FOLLOW": True},
+        )
+        for stored in PACKED
+        for r in (8, 512)
+    ),
     (
         experts._route,
         {"TOP": 8, "TOP_PAD": 8, "E_PAD": 128, "KIND": 1, "BIAS": True, "NORM": True, "FOLLOW": True},
@@ -286,7 +295,7 @@ TYPES: dict[Any, dict[str, str]] = {
 ODD: dict[Any, dict[str, str]] = {
     **{
         kernel: {"codes_ptr": "*u8", "high_ptr": "*u8", "super_ptr": "*fp16", "out_ptr": "*bf16"}
-        for kernel in (packed_linear._packed, packed_linear._unpack)
+        for kernel in (packed_linear._packed, packed_linear._unpack, packed_experts._packed_experts)
     },
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
     read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
@@ -328,6 +337,9 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
     experts._route: lambda *_: {"warps": 1},
+    packed_experts._packed_experts: lambda *_: dict(
+        zip(("warps", "stages"), packed_linear.tile_of(64)[1:], strict=True)
+    ),
     delta_rule._delta_rule: lambda *_: {"warps": 8},
     packed_linear._packed: lambda c, _: dict(
         zip(("warps", "stages"), packed_linear.tile_of(8192 if c["BN"] == 64 else 64)[1:], strict=True)
@@ -346,7 +358,9 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
     if constants.get("F16") and name in ("x_ptr", "b_ptr", "r_ptr", "out_ptr"):
         return "*fp16"
-    if kernel in (packed_linear._packed, packed_linear._unpack):
+    if kernel in (packed_linear._packed, packed_linear._unpack, packed_experts._packed_experts):
+        if name == "index_ptr":
+            return "*i64"
         stored = {"scale_ptr": ("*fp16", "*u8", "*i8")[constants["KIND"]], "zero_ptr": "*i8"}
         stored["table_ptr"] = "*fp32" if kernel is packed_linear._unpack else "*fp16" if constants["F16"] else "*bf16"
         if name in stored:
