@@ -36,7 +36,7 @@ def tasks() -> None:
 @click.option("--depths", default=5, show_default=True, type=Count(1, 100), help="Places of each needle.")
 @click.option("--seed", default=42, show_default=True, type=Count(0), help="Decides what is drawn.")
 @click.option("--tasks", "names", metavar="NAMES", help="Only these tasks of RULER or LongBench, with commas.")
-@click.option("--data", metavar="FOLDER", help="LongBench's JSONL files, or its data.zip.")
+@click.option("--data", metavar="FOLDER", help="LongBench's or MiniLongBench's JSONL files, or LongBench's data.zip.")
 @click.option("--haystack", metavar="FILE", help="A UTF-8 text for needles; default: the help topics of Python.")
 @click.option(
     "--model", default="smollm2", show_default=True, help="Whose tokens count: a name, a folder, or a GGUF file."
