@@ -218,7 +218,9 @@ def settle(row: Row, share: float, size: Size) -> Settled:
     limit = share if sizing.knob is not None and row.gpu_share is None else row.gpu_share
     if limit is not None and row.gpu_share is None:
         named = f"{named},gpu_share={limit:g}"
-    made = replace(row, name=named, composed=composed, gpu_share=limit, budget=share, why=why)
+    made = replace(
+        row, name=named, composed=composed, gpu_share=limit, budget=share, why=why, asked=row.asked or row.name
+    )
     return Settled(made, planned, why, chosen)
 
 
