@@ -19,6 +19,7 @@ from coattn.kernels.triton import (
     average,
     digest,
     experts,
+    fetch_tokens,
     fill_pool,
     flush,
     handover,
@@ -152,6 +153,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (model._rotary, {"HALF": 64, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "HEADS": 1, "D": 128, "FOLLOW": True}),
     (model._prepare_heads, {"NORM": True, "HEADS": 8, "D": 128, "FOLLOW": False}),
+    (fetch_tokens._fetch_tokens, {"TOKENS": fetch_tokens.TOKENS, "D": 80, "D_PAD": 128}),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
