@@ -5,7 +5,8 @@
 OUT is a folder: a file for each measurement, and `table.md`. What is there is not measured again, so a run that was cut
 off, or that ended with 3 because `--minutes` were over, goes on with the same command. Both systems get the same shapes
 with random weights (or the same folder of a model), the same random tokens, as much of the GPU as `--share`, no prefix
-caching and greedy sampling without an end. Each runs in a process of its own, one after the other, and needs no network.
+caching and greedy sampling without an end. Each runs in a process of its own, one after the other; neither needs a
+network.
 
 `decode`: milliseconds of an engine's step in which every sequence gets a token, scheduling and sampling included: the
 median and the 99th percentile. `prompt`: seconds from submission to the first token, after a prompt of the same length
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +108,7 @@ class Vllm:
     def __init__(self, options: dict[str, Any], most: int, batch: int) -> None:
         os.environ.update(OFFLINE)
         try:
-            from vllm import LLM, SamplingParams
+            from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
         except Exception as error:  # a library that it needs may be missing, or be another version
             print(f"vLLM cannot be imported: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
             sys.exit(ABSENT)
@@ -196,7 +198,7 @@ def requests(engine: Engine, items: Sequence[Item]) -> dict[str, Any]:
             times[name] += [now] * count
             left[name] -= count
         left = {name: count for name, count in left.items() if count > 0}
-    gaps = [b - a for own in times for a, b in zip(own, own[1:], strict=False)]
+    gaps = [b - a for own in times for a, b in pairwise(own)]
     total = max(own[-1] for own in times)
     first = {f"ttft_{name}": value for name, value in spread([own[0] for own in times]).items()}
     between = {f"between_{name}": value for name, value in spread(gaps).items()}
