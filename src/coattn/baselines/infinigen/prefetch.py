@@ -39,7 +39,7 @@ class Prefetch(Pull):
     _brought: dict[int, tuple[BlockList, BlockList]] = field(init=False, repr=False, default_factory=dict)
     """By layer: a list of tokens in DRAM, and the same tokens as they lie on the GPU."""
     _counts: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
-    """By layer `[rows, kv_heads]`: tokens that the last step has brought."""
+    """By layer `[seqs, kv_heads]` int32: tokens that the last step has brought."""
     _listed: int = field(init=False, repr=False, default=0)
     _taken: int = field(init=False, repr=False, default=0)
 
@@ -56,6 +56,8 @@ class Prefetch(Pull):
         self._taken = taken
         size = (HALVES, spec.seqs * self._listed, shape.kv_heads, 2, 1, shape.head_dim)
         self._memory = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        counts = torch.zeros(len(spec.layers), spec.seqs, shape.kv_heads, dtype=torch.int32, device=shape.device)
+        self._counts = dict(zip(spec.layers, counts, strict=True))
         super().open(cache)  # staging takes what is left
 
     def bring(self, call: AttentionCall, listed: BlockList) -> None:
@@ -69,7 +71,7 @@ class Prefetch(Pull):
         places = torch.arange(rows * k, dtype=torch.int32, device=half.device).view(rows, 1, k)
         here = BlockList(places.expand(-1, heads, -1).contiguous(), listed.tokens, min(listed.longest, k), half)
         self._brought[call.layer] = listed, here
-        self._counts[call.layer] = listed.tokens
+        self._counts[call.layer][:rows] = listed.tokens
 
     def run(self, call: AttentionCall, work: BlockWork) -> State:
         listed, here = self._brought.pop(call.layer, (None, None))
@@ -79,8 +81,6 @@ class Prefetch(Pull):
 
     def report(self, step: Step) -> dict[str, Any]:
         """Bytes that the last step has fetched ahead, of all its sequences and layers."""
-        if not self._counts:
-            return {}
         shape = self.cache.spec.shape
         tokens = sum(int(count[: step.seqs].sum()) for count in self._counts.values())
         return {"prefetched_bytes": tokens * shape.token_bytes // shape.kv_heads}
