@@ -14,7 +14,7 @@ from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.cuda.attend_pool import refuses
-from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
+from coattn.kernels.quantise.rows import HOT, PackedRows, formless
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
@@ -139,7 +139,7 @@ class SketchMaintenance(Maintenance):
             return False
         shapes = list(spec.layers.values())
         if spec.device.type != "cuda":
-            return self.pool_dtype == "int8" or all(map(has_form, shapes))
+            return self.pool_dtype == "int8" or not any(map(formless, shapes))
         why = next((reason for reason in map(refuses, shapes) if reason is not None), None)
         if why is not None and self.pool_dtype == "int8":
             raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from coattn.errors import ModelError, UnsupportedError
-from coattn.hf.converted import cache_dir, model_dir
+from coattn.folders import cache_dir
+from coattn.hf.converted import model_dir
 from coattn.hf.models import Embedded, fetch, get_model, list_models
 
 from .conftest import CONTENT

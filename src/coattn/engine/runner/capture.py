@@ -18,6 +18,7 @@ from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion
 from coattn.hf.logits import head
+from coattn.kernels.cuda.nvrtc import compile_all
 from coattn.kernels.streams import FIRST
 from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
@@ -116,7 +117,10 @@ class GraphRunner(Runner):
         return made
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
-        for rows in sorted({bucket_for(self.sizes, size) for size in sizes or self.sizes}):
+        wanted = sorted({bucket_for(self.sizes, size) for size in sizes or self.sizes})
+        for group in self.runtime.groups:
+            compile_all({form for rows in wanted for form in group.index.kernels(rows)}, self.devices[0])
+        for rows in wanted:
             for host in (False, True) if self.runtime.tiered() else (False,):
                 if (rows, host) not in self._captured:
                     self.capture(rows, host)
@@ -233,7 +237,7 @@ def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequenc
     if reason is None:
         runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
         runner.around = runner.fusion.active
-        reason = runner.fusion.waits()
+        reason = runner.fusion.waits(runtime.states)
         if reason is None:
             return runner
         runner.fusion.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PACKED = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")
+PACKED = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "gguf")
 """Quantisations that coattn reads itself and keeps packed, but of experts."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -26,6 +26,8 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
     """In how many bits, and in which groups they have scales; as far as config.json says."""
     found = quantisation(config)
+    if found["quant_method"] == "gguf":
+        return ", ".join(found["types"]) or "numbers", "groups of 16 or 32"
     weights = next(iter(_weights(found)), {})
     bits = found.get("bits") or weights.get("num_bits") or (4 if found["quant_method"] == "awq" else 8)
     is_float = "fp8" in found["quant_method"] or weights.get("type") == "float"

@@ -132,6 +132,7 @@ def skeleton(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     """A model whose parameters have no memory; what it computes by itself, such as frequencies, is there."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()  # parameters without memory were made one by one
     return model
 
 

@@ -108,6 +108,11 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
     bits = _bits(quantised) if quantised else 8 * item
     tied = bool(config.get("tie_word_embeddings", config.get("model_type") in ("gemma", "gemma2", "gemma3_text")))
     tables = table * item * (1 if tied else 2)
+    total = round(tables + (always + experts) * bits / 8)
+    active = round(table * item + (always + share * experts) * bits / 8)
+    if "weight_bytes" in quantised:  # of a file whose tensors were looked at
+        total = int(quantised["weight_bytes"])
+        active = total - int(quantised["unread_bytes"])
     positions = config.get("max_position_embeddings")
     return ModelShape(
         name,
@@ -118,8 +123,8 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         windows,
         None if positions is None else int(positions),
         item,
-        round(tables + (always + experts) * bits / 8),
-        round(table * item + (always + share * experts) * bits / 8),
+        total,
+        active,
         table + always + round(share * experts),
         round(experts * bits / 8),
         share,
