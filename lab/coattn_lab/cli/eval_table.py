@@ -76,6 +76,8 @@ RUNS = ("rows", "budget", "prompts")
     type=Number(0, min_open=True),
     help=f"Begin no row after so many minutes and end with {UNFINISHED}; the same command goes on from there.",
 )
+@click.option("--tasks", metavar="NAMES", help="Only these tasks, with commas.")
+@click.option("--whole", is_flag=True, help="Let answers run to their end, also when their score is known.")
 @click.option("--raw", is_flag=True, help="No chat template: for a base model.")
 @click.option(
     "--text",
@@ -99,7 +101,7 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     coattn-lab eval table --budget 12.5%,25% --limit 1 --out table.json
     coattn-lab eval table --rows full,auto,scout --model model.gguf --prompts p.jsonl.gz --out table.json
 
-    Folders of `coattn-lab eval tasks run` are merged with it. Results of several seeds or lengths add up. Every row is
+    Folders of other runs are merged with it. Results of several seeds or lengths add up. Every row is
     compared with `full` on the same prompts. Sweeps in the folders (`coattn-lab eval sweep --out`) add the KL of
     rows of the same name. Without --out the merged table is printed.
 
@@ -145,6 +147,11 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
         click.get_current_context().exit(UNFINISHED)
 
 
+def words(text: str) -> list[str]:
+    """Of a list with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def run_rows(folder: Path, options: dict[str, Any]) -> tuple[dict[str, CoattnError], bool]:
     """Runs what the options ask for into a folder -> rows that failed, and why; whether all rows were through."""
     from coattn_lab.evaluate.tasks.budget import parse_budgets
@@ -172,7 +179,9 @@ def run_rows(folder: Path, options: dict[str, Any]) -> tuple[dict[str, CoattnErr
     lengths = options["length"] or ([] if given else [LENGTH])
     files = given or [make_needles(loaded, text, lengths, DEPTHS, 42, folder / "prompts.jsonl.gz")]
     plan = {
-        "modes": [word.strip() for word in options["modes"].split(",") if word.strip()],
+        "modes": words(options["modes"]),
+        "tasks": words(options["tasks"] or ""),
+        "whole": options["whole"],
         "batch": options["batch"],
         "chat": not options["raw"],
         "hold": hold,

@@ -49,7 +49,7 @@ def read_results(folders: Sequence[Path]) -> list[Merged]:
     sweeps = []
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"There is no folder {folder}.", "Give folders of `coattn-lab eval tasks run --out`.")
+            raise InputError(f"There is no folder {folder}.", "Give folders that `coattn-lab eval table --out` made.")
         for path in sorted(folder.rglob("*.json")):
             try:
                 data = read_result(path)
@@ -66,7 +66,7 @@ def read_results(folders: Sequence[Path]) -> list[Merged]:
             _add(row, data, path)
     if not found:
         named = ", ".join(map(str, folders))
-        raise InputError(f"There are no results of tasks in {named}.", "Make some with `coattn-lab eval tasks run`.")
+        raise InputError(f"There are no results of tasks in {named}.", "Make some with `coattn-lab eval table --rows`.")
     for data in sweeps:
         where = f"{data['length']:,} tokens of {data['text']['name']}"
         for each in data["rows"]:
