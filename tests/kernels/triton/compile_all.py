@@ -20,6 +20,7 @@ from coattn.kernels.triton import (
     delta_rule,
     digest,
     experts,
+    fetch_tokens,
     fill_pool,
     flush,
     handover,
@@ -200,6 +201,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             *((-1, 2, 128, 64, True), (2, 1, 256, 64, False)),
         )
     ),
+    (fetch_tokens._fetch_tokens, {"TOKENS": fetch_tokens.TOKENS, "D": 80, "D_PAD": 128}),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
