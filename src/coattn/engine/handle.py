@@ -161,6 +161,7 @@ class Handle:
             token_ids=tuple(request.output[len(request.params.feed) + start :]),
             logprobs=None if self.logprobs is None else tuple(self.logprobs[start:]),
             finish_reason=request.finish_reason,
+            stop_string=self.text.stop.found,
             error=request.error,
             prompt_tokens=len(request.prompt),
             new_tokens=self.new_tokens,

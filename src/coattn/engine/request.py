@@ -155,6 +155,8 @@ class RequestOutput:
     """One entry per token of `token_ids`, where `SamplingParams.logprobs` asked for them."""
     finish_reason: FinishReason | None = None
     """None while more is to come; `length`: max_new_tokens or the longest sequence was reached."""
+    stop_string: str | None = None
+    """The stop string that ended the answer, if one did."""
     error: CoattnError | None = None
     """Why, where finish_reason is `error`."""
     prompt_tokens: int = 0

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from coattn.engine.llm import LLM
 from coattn.engine.store.keys import digest
 from coattn.serve.answer.head import ChoiceAnswer
+from coattn.serve.answer.messages import MessagesAnswer
 from coattn.serve.answer.responses import ResponsesAnswer
 from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context
@@ -20,7 +21,7 @@ from coattn.serve.gate import TENANT
 from coattn.serve.schema.base import Sampling
 from coattn.serve.sse import EventStream, GoneError, unless_gone
 
-Answer = ChoiceAnswer | ResponsesAnswer
+Answer = ChoiceAnswer | MessagesAnswer | ResponsesAnswer
 """Builds what a client gets: `whole`, or the events of a stream as bytes."""
 CLOSED = 499
 """The status of a response whose client has left."""

@@ -45,15 +45,22 @@ async def chat(request: Request) -> Response:
     return await respond(request, here, body, choices, make, build)
 
 
-def preparing(body: ChatRequest, here: Context, choices: int, top: int | None) -> Callable[[LLM], Order]:
-    """What makes the order of a chat. top: log-probabilities per token. Raises ApiError 400."""
+def preparing(
+    body: ChatRequest, here: Context, choices: int, top: int | None, cuts: bool = False
+) -> Callable[[LLM], Order]:
+    """What makes the order of a chat. Raises ApiError 400.
+
+    top: log-probabilities per token. cuts: an answer that may be longer than there is room for ends there.
+    """
     choice = Choice.of(body)
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     def make(llm: LLM) -> Order:
         ids = from_messages(llm, body, choice.tools)
         how = use(body, choice, llm, ids, here.grammars)
-        sampling = ask.params(body, llm, len(ids), most, top, how.special)
+        longest = min(llm.max_length, llm.engine.scheduler.admission.most()) if cuts else 0
+        tokens = most if most is None or not cuts else max(1, min(most, longest - len(ids)))
+        sampling = ask.params(body, llm, len(ids), tokens, top, how.special)
         return Order([ids], sampling, choices, guide=how.guide, read=how.read)
 
     return make

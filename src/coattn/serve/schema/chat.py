@@ -60,6 +60,8 @@ class Message(Body):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant said to itself, for templates that show it."""
 
 
 class Tool(Body):
