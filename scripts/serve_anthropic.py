@@ -25,14 +25,13 @@ def main(url: str) -> None:
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=600) as client:
         model = client.get("/v1/models", cast_to=dict[str, Any])["data"][0]["id"]
         messages: Any = client.messages
-        ask: dict[str, Any] = {"model": model, "messages": SAID, "system": "Be brief.", "max_tokens": 48}
+        ask: dict[str, Any] = {"model": model, "messages": SAID, "system": "Be brief.", "max_tokens": 32}
         ask["extra_body"] = {"temperature": 0}
         whole = messages.create(**ask)
         with messages.stream(**ask) as stream:
             assert "".join(stream.text_stream) == whole.content[0].text
             final = stream.get_final_message()
-        assert final.usage.cache_read_input_tokens > 0
-        prompt = sum((final.usage.input_tokens, final.usage.cache_read_input_tokens))
+        prompt = final.usage.input_tokens + final.usage.cache_read_input_tokens
         assert messages.count_tokens(model=model, messages=SAID, system="Be brief.").input_tokens == prompt
         tools = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
         call = messages.create(**ask, **tools).content[0]

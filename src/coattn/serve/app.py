@@ -18,10 +18,12 @@ from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import MESSAGES, ApiError, explain
 from coattn.serve.gate import Gate, local_hosts
-from coattn.serve.routes import messages, page, state, text, tokens
+from coattn.serve.routes import messages, ollama, page, state, text, tokens
+from coattn.serve.schema.base import Posted
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.schema.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from coattn.serve.schema.messages import MessagesRequest
+from coattn.serve.schema.ollama import OllamaChat
 from coattn.serve.schema.responses import ResponsesRequest
 from coattn.serve.settings import Settings
 
@@ -30,6 +32,8 @@ GETS: dict[str, Endpoint] = {
     "/health": state.health,
     "/ready": state.ready,
     "/metrics": state.metrics,
+    "/api/tags": ollama.tags,
+    "/api/version": ollama.version,
     "/v1/models": state.models,
     "/v1/models/{model:path}": state.model,
     "/v1/coattn/status": state.show,
@@ -46,6 +50,9 @@ POSTS: dict[str, tuple[Endpoint, type[BaseModel]]] = {
     "/v1/responses": (text.responses, ResponsesRequest),
     MESSAGES: (messages.messages, MessagesRequest),
     f"{MESSAGES}/count_tokens": (messages.count_tokens, MessagesRequest),
+    "/api/chat": (ollama.chat, OllamaChat),
+    "/api/generate": (ollama.generate, OllamaChat),
+    "/api/show": (ollama.show, Posted),
     "/tokenize": (tokens.tokenize, TokenizeRequest),
     "/detokenize": (tokens.detokenize, DetokenizeRequest),
 }

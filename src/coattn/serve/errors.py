@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, or in Anthropic's on its paths.
+"""Errors in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`; those of other APIs on their paths.
 
 Only 5xx is worth a retry.
 """
@@ -25,8 +25,8 @@ from coattn.errors import (
 RETRY = {"Retry-After": "1"}
 TYPES = {503: "service_unavailable", 504: "timeout_error"}
 """What OpenAI's form calls errors of these statuses."""
-MESSAGES = "/v1/messages"
-"""Paths that begin so are Anthropic's."""
+MESSAGES, OLLAMA = "/v1/messages", "/api/"
+"""Paths that begin so are Anthropic's, and Ollama's."""
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -74,6 +74,8 @@ class ApiError(Exception):
             kind = "invalid_request_error" if self.status < 500 else "api_error"
             shown = {"type": ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
             return {"type": "error", "error": shown}
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self, path: str = "") -> JSONResponse:
