@@ -41,7 +41,7 @@ def check(path: str, status: int, text: str) -> None:
                     continue
                 fits(ErrorObject, chunk["error"]) if "error" in chunk else fits(PARTS[path], _ended(path, chunk))
     else:
-        fits(WHOLE[path], json.loads(text))
+        fits(WHOLE[path], _ended(path, json.loads(text)))
 
 
 def _anthropic(path: str, status: int, text: str) -> None:
@@ -90,8 +90,14 @@ def extras(value: Any) -> set[str]:
 
 
 def _ended(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
-    """The package has one type for whole completions and their chunks, and says that they always have ended."""
+    """The package has one type for whole completions and their chunks, and says that they always have ended, and that
+    every token has a log-probability; the first of a prompt has none."""
     if path == "/v1/completions":
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
+            logprobs = choice["logprobs"]
+            if logprobs is not None:
+                logprobs["token_logprobs"] = [each or 0.0 for each in logprobs["token_logprobs"]]
+                if logprobs["top_logprobs"] is not None:
+                    logprobs["top_logprobs"] = [each or {} for each in logprobs["top_logprobs"]]
     return chunk

@@ -160,6 +160,7 @@ class Handle:
             text,
             token_ids=tuple(request.output[len(request.params.feed) + start :]),
             logprobs=None if self.logprobs is None else tuple(self.logprobs[start:]),
+            prompt_logprobs=None if request.scored is None else tuple(request.scored),
             finish_reason=request.finish_reason,
             stop_string=self.text.stop.found,
             error=request.error,

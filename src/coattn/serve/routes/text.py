@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -73,18 +74,18 @@ async def completions(request: Request) -> Response:
     choices = ask.check_fields(body, here.settings, len(prompts))
     if body.best_of is not None and body.best_of != choices:
         raise invalid("best_of", "best_of must be n: answers are not ranked here.")
-    if body.echo and body.logprobs is not None:
-        raise invalid("echo", "Log-probabilities of the prompt are not kept. Leave echo or logprobs out.")
+    most = body.max_tokens if body.max_tokens != 0 else 1  # of which nothing is shown
 
     def make(llm: LLM) -> Order:
         ids = [from_text(llm, prompt) for prompt in prompts]
         echoes = [_text(llm, each) for each in prompts] if body.echo else []
-        sampling = ask.params(body, llm, max(map(len, ids)), body.max_tokens, body.logprobs)
+        sampling = ask.params(body, llm, max(map(len, ids)), most, body.logprobs)
+        sampling = replace(sampling, prompt_logprobs=sampling.logprobs if body.echo else None)
         return Order(ids, sampling, choices, guide=here.grammars.compile(body.response_format, llm), echoes=echoes)
 
     def build(llm: LLM, order: Order) -> CompletionAnswer:
         ids = bool(body.return_token_ids)
-        return CompletionAnswer(llm, name, body, order, body.logprobs, ids=ids)
+        return CompletionAnswer(llm, name, body, order, body.logprobs, ids=ids, silent=body.max_tokens == 0)
 
     return await respond(request, here, body, choices * len(prompts), make, build)
 

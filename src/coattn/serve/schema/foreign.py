@@ -17,7 +17,7 @@ REFUSED = {
     "audio": "Answers are text here.",
     "chat_template": "A template is not taken from a request; the model's own is used.",
     "suffix": "Text cannot be inserted before a suffix here.",
-    "prompt_logprobs": "Log-probabilities of prompts are not kept here.",
+    "prompt_logprobs": "POST /v1/completions gives them with echo: true and logprobs.",
     "truncate_prompt_tokens": "Prompts are not cut here: send the part that is to be read.",
     "use_beam_search": "There is no beam search here.",
     "bad_words": "Words cannot be forbidden here; logit_bias forbids tokens.",
