@@ -40,7 +40,8 @@ def from_messages(
         raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
     plain = [_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())]
     _check_length(llm, sum(len(each["content"]) for each in plain), "messages")
-    given = dict(body.chat_template_kwargs or {})
+    effort = getattr(body, "reasoning_effort", None)
+    given = {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})}
     own = taken(llm.tokenizer)
     wrong = next((name for name in given if name in own or not name.isidentifier()), None)
     if wrong is not None:

@@ -83,5 +83,7 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: Json | None = None
+    reasoning_effort: str | None = None
+    """For templates that read it, such as gpt-oss's."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

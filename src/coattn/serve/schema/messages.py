@@ -80,6 +80,7 @@ class OutputConfig(Body):
     """Of the answer."""
 
     format: Form | None = None
+    effort: str | None = None
 
 
 class MessagesRequest(Shared):
@@ -125,6 +126,8 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     form = body.output_format if body.output_config is None else body.output_config.format or body.output_format
     if form is not None:
         given["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+    if body.output_config is not None:
+        given["reasoning_effort"] = body.output_config.effort
     given |= _tools(body)
     try:
         return ChatRequest.model_validate(given)
