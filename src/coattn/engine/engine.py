@@ -24,6 +24,7 @@ from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock
+from coattn.engine.store.disk import IDLE_SAVE_BYTES, SAVE_BYTES
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError, one_line
 from coattn.types import nothing_to_wait_for
@@ -119,9 +120,11 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
+                disk = self.store.disk
+                saved = disk is not None and disk.save(SAVE_BYTES if self.inbox.live else IDLE_SAVE_BYTES)
                 work = self.scheduler.next()
                 if work is None:
-                    return False
+                    return saved
                 if isinstance(work, Refuse):
                     self._end(self.inbox.live[work.request.id], "error", work.error)
                 else:
@@ -147,6 +150,8 @@ class Engine:
         with self._lock:
             if not self.inbox.close():
                 return
+            if self.store.disk is not None:
+                self.store.disk.save_all()
             with ExitStack() as rest:  # each runs, whatever another raises
                 for close in reversed(self.closers):
                     rest.callback(close)

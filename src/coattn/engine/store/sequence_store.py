@@ -47,7 +47,7 @@ class SequenceStore:
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, model, shares, self.counts)
+        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, model, shares, self.counts, self.disk)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
         self._takes_back = not runtime.composed.exact and not whole
@@ -121,6 +121,8 @@ class SequenceStore:
             self.sharing.publish(request)
             self._park(request)
         request.cursor = None
+        if self.disk is not None:
+            self.disk.note(cursor.nodes)
         self.prefixes.leave(cursor.nodes)
 
     def forget(self, request: Request) -> None:
