@@ -58,8 +58,8 @@ class LLM(AbstractContextManager["LLM"]):
     reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
         does not.
     session_dir: the folder of saved sessions; left out, `sessions` in coattn's cache folder.
-    disk: a folder of this engine's own for stored blocks that memory has no room for; they are read back where that is
-        faster than computing them. Left out, they are given up.
+    disk: a folder of this engine's own, where stored blocks are written too, so that they outlast memory and process;
+        they are read back where that is faster than computing them. Left out, they are given up.
     disk_memory: most bytes of its files, such as `"64GiB"`; left out, 16 GiB.
     weights_on_gpu: share of the layers' weights that GPU memory holds at a time; the others lie in DRAM and are brought
         in while earlier layers compute. A model given by name is loaded on the host, so that one larger than the GPU

@@ -65,7 +65,7 @@ class FileCache:
         self._files: OrderedDict[str, int] = OrderedDict()
         """Bytes by name, the least recently used first."""
         self._fresh: set[str] = set()
-        """Files that were written since some were touched: their order is that of writing, from the beginnings of texts
+        """Shared files that were written since some were touched: their order is that of writing, from the beginnings of texts
         on, so none of them is deleted for another."""
         self.held = 0
         """Bytes of all files."""
@@ -256,7 +256,8 @@ class FileCache:
             return
         with self._lock:
             self._files[name] = size
-            self._fresh.add(name)
+            if not name.startswith(PRIVATE):
+                self._fresh.add(name)
             self.held += size
             self.counts["written"] += 1
             self.counts["written_bytes"] += size
