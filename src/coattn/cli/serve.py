@@ -15,6 +15,7 @@ from coattn.cli.roles import RoleOptions, role_options, run_prefill
 from coattn.errors import BudgetError, ConfigError
 from coattn.part import MOST_BATCH
 from coattn.serve.settings import KEY, Settings, read_keys
+from coattn.serve.steady import Steady
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -63,6 +64,17 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     type=Number(0, min_open=True),
     help="Fail the requests of a step that takes longer, in seconds.",
 )
+@click.option(
+    "--keep-billing-line", is_flag=True, help="Leave the billing line in that Claude Code sends with each call."
+)
+@click.option(
+    "--move-line",
+    "moved",
+    multiple=True,
+    metavar="REGEX",
+    help="Move lines of system messages that begin like this behind the last message. May be repeated.",
+)
+@click.option("--sort-tools", is_flag=True, help="Tell the model of tools in one order, whatever order they come in.")
 @click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @click.option("--no-access-log", is_flag=True, help="Do not log a line for each request.")
@@ -108,6 +120,7 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
         keys=keys,
         max_body=parse_bytes(options["max_body"], "--max-body") or 0,
         request_timeout=options["timeout"],
+        steady=Steady(not options["keep_billing_line"], patterns(options["moved"]), options["sort_tools"]),
         **{name: options[name] for name in ("host", "port", "names", "origins", "drain", "stall")},
     )
     limits = {name: options[name] for name in ("max_batch", "max_length", "chunk", "max_waiting", "disk_memory")}
@@ -146,6 +159,14 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)
+
+
+def patterns(given: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Raises ConfigError for what is not a regular expression."""
+    try:
+        return tuple(map(re.compile, given))
+    except re.error as error:
+        raise ConfigError(f"--move-line is not a regular expression: {error}.", "Give one such as 'Date: '.") from None
 
 
 def check_serve() -> None:

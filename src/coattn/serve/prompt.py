@@ -13,7 +13,10 @@ from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import ApiError, invalid
 from coattn.serve.schema.chat import ChatRequest, Function, Message, Tool, join_text
 from coattn.serve.schema.completion import TokenizeRequest
+from coattn.serve.steady import Steady
 from coattn.serve.tools.family import knows_tools, tell
+
+STEADY = Steady()
 
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
@@ -26,18 +29,21 @@ def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", spec
     return _fitting(llm, ids, param)
 
 
-def from_messages(llm: LLM, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool] | None) -> list[int]:
-    """A chat through the model's own template -> ids. tools: those that the model is told of."""
+def from_messages(
+    llm: LLM, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool] | None, steady: Steady = STEADY
+) -> list[int]:
+    """A chat through the model's own template -> ids. tools: those that the model is told of. steady: what is done so
+    that calls of one agent begin alike."""
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
-    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())]
+    plain = steady.messages([_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())])
     _check_length(llm, sum(len(each["content"]) for each in plain), "messages")
     given = dict(body.chat_template_kwargs or {})
     own = taken(llm.tokenizer)
     wrong = next((name for name in given if name in own or not name.isidentifier()), None)
     if wrong is not None:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs may not set {wrong[:80]!r}.")
-    listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+    listed = steady.tools([tool.model_dump(exclude_none=True) for tool in tools or ()])
     if not knows_tools(llm.tokenizer):
         plain = tell(plain, listed)
     elif listed:

@@ -51,7 +51,7 @@ def preparing(body: ChatRequest, here: Context, choices: int, top: int | None) -
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     def make(llm: LLM) -> Order:
-        ids = from_messages(llm, body, choice.tools)
+        ids = from_messages(llm, body, choice.tools, here.settings.steady)
         how = use(body, choice, llm, ids, here.grammars)
         sampling = ask.params(body, llm, len(ids), most, top, how.special)
         return Order([ids], sampling, choices, guide=how.guide, read=how.read)
