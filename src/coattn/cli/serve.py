@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from coattn.hf.load import Loaded
 
 ORIGIN = re.compile(r"\*|https?://[^/\s?#]+")
+ENGINE = ("max_batch", "max_length", "chunk", "target_ms", "max_waiting", "disk_memory")
+"""Options that `LLM` has under the same names."""
+SETTINGS = ("host", "port", "names", "origins", "drain", "stall", "key_requests", "key_tokens")
+"""Options that are fields of `Settings`."""
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 
@@ -37,7 +41,19 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 )
 @length_option("sequence, prompt and answer,")
 @count_option("--chunk", None, "Prompt tokens read between two decode steps.  [default: chosen by the engine]")
+@click.option(
+    "--target-ms",
+    type=Number(0, min_open=True),
+    help="Time between two tokens that holds while prompts are read.  [default: 2.5 times that without]",
+)
 @count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
+@count_option("--key-requests", None, "Answers that each API key may wait for at a time.  [default: no limit]", 1)
+@count_option(
+    "--key-tokens",
+    None,
+    "Tokens a minute computed for each API key; more get a 429.  [default: no limit]",
+    1,
+)
 @click.option("--no-reuse", is_flag=True, help="Do not share the KV cache of prompts that begin alike.")
 @click.option("--disk-cache", metavar="DIR", help="Keep KV blocks in this folder too; they outlast the server.")
 @click.option("--disk-memory", metavar="SIZE", help="Limit the size of --disk-cache, such as 64GiB.  [default: 16GiB]")
@@ -121,9 +137,9 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
         max_body=parse_bytes(options["max_body"], "--max-body") or 0,
         request_timeout=options["timeout"],
         steady=Steady(not options["keep_billing_line"], patterns(options["moved"]), options["sort_tools"]),
-        **{name: options[name] for name in ("host", "port", "names", "origins", "drain", "stall")},
+        **{name: options[name] for name in SETTINGS},
     )
-    limits = {name: options[name] for name in ("max_batch", "max_length", "chunk", "max_waiting", "disk_memory")}
+    limits = {name: options[name] for name in ENGINE}
     start_logging(options["verbose"])
     if options["no_access_log"]:
         logging.getLogger("coattn.serve.gate").setLevel(logging.WARNING)

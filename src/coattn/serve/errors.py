@@ -20,7 +20,7 @@ from coattn.errors import (
 )
 
 RETRY = {"Retry-After": "1"}
-TYPES = {503: "service_unavailable", 504: "timeout_error"}
+TYPES = {429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error"}
 """What OpenAI's form calls errors of these statuses."""
 BRANCHES = {"bool", "dict", "float", "int", "list", "model", "str"}
 """Words that pydantic puts into a path for the branch of a union it tried."""

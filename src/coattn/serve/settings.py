@@ -44,6 +44,10 @@ class Settings:
     """After SIGTERM, running requests may take this long."""
     stall: float = 120.0
     """A step that takes longer is given up on: its requests get an error."""
+    key_requests: int | None = None
+    """Answers that a key may wait for at a time."""
+    key_tokens: int | None = None
+    """Tokens a minute that are computed for a key."""
     steady: Steady = field(default_factory=Steady)
     """What is done to chats so that calls of one agent begin alike."""
 

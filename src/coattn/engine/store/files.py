@@ -65,8 +65,8 @@ class FileCache:
         self._files: OrderedDict[str, int] = OrderedDict()
         """Bytes by name, the least recently used first."""
         self._fresh: set[str] = set()
-        """Shared files that were written since some were touched: their order is that of writing, from the beginnings of
-        texts on, so none of them is deleted for another."""
+        """Shared files that were written since some were touched. They lie in the order of writing, beginnings of texts
+        first, so none of them is deleted for another."""
         self.held = 0
         """Bytes of all files."""
         self._queued: dict[str, tuple[int, Tensors]] = {}
