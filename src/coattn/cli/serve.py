@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coattn.hf.load import Loaded
 
 ORIGIN = re.compile(r"\*|https?://[^/\s?#]+")
-ENGINE = ("max_batch", "max_length", "chunk", "target_ms", "max_waiting", "disk_memory")
+ENGINE = ("max_batch", "max_length", "chunk", "target_ms", "deterministic", "max_waiting", "disk_memory")
 """Options that `LLM` has under the same names."""
 SETTINGS = ("host", "port", "names", "origins", "drain", "stall", "key_requests", "key_tokens")
 """Options that are fields of `Settings`."""
@@ -45,6 +45,11 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     "--target-ms",
     type=Number(0, min_open=True),
     help="Time between two tokens that holds while prompts are read.  [default: 2.5 times that without]",
+)
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="Give a greedy answer the same bits whoever else asks; slower, on a CPU, for full, cpu and offload.",
 )
 @count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
 @count_option("--key-requests", None, "Answers that each API key may wait for at a time.  [default: no limit]", 1)

@@ -51,13 +51,15 @@ class Engine:
         ends: frozenset[int],
         max_waiting: int | None,
         sampling: Mapping[str, Any],
+        deterministic: bool = False,
     ) -> None:
         """longest: tokens of a sequence at most. ends: the model's end tokens. max_waiting: see `RequestInbox`.
 
-        sampling: what the model says of it, for requests that do not.
+        sampling: what the model says of it, for requests that do not. deterministic: see `runner/one_by_one.py`.
         """
         self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
         self.longest, self.ends, self.sampling = longest, ends, sampling
+        self.deterministic = deterministic
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
@@ -359,7 +361,7 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         runner, runtime = self.runner, self.runner.runtime
-        mixes, blockwise = runtime.unmixed() is None, runtime.composed.blockwise
+        mixes, blockwise = runtime.unmixed() is None and not self.deterministic, runtime.composed.blockwise
         return Scheduler(
             Admission(runtime, self.longest),
             runner.slots,
@@ -369,6 +371,7 @@ class Engine:
             tail=0 if blockwise is None else blockwise.question,
             store=self.store,
             block=0 if runtime.states is None or self.store.sharing.blocker is not None else self.store.sharing.block,
+            reserves=self.deterministic,
         )
 
 

@@ -55,7 +55,8 @@ class HttpCall:
     takes back what it has put in line.
     """
 
-    def __init__(self, engine: EngineThread, wanted: int) -> None:
+    def __init__(self, engine: EngineThread, wanted: int, after: Callable[[HttpCall], None]) -> None:
+        """wanted: answers. after: called once, when it is closed."""
         self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
         room, waiting = self.llm.engine.inbox.room, self.llm.engine.inbox.max_waiting
         most = None if waiting is None else self.llm.runner.slots + waiting
@@ -69,8 +70,7 @@ class HttpCall:
             raise ApiError(503, said, code="queue_full", headers={"Retry-After": str(seconds)})
         self.ahead = max(0, len(self.llm.engine.inbox) + coming - self.llm.runner.slots + 1)
         """Requests that had to end before it could begin when it came."""
-        self.after: Callable[[], None] | None = None
-        """Called when it is closed."""
+        self._after = after
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None
@@ -113,8 +113,7 @@ class HttpCall:
         self.engine.calls.discard(self)
         if not closed:
             self.engine.pace.leave(self.wanted)
-            if self.after is not None:
-                self.after()
+            self._after(self)
 
     def computed(self) -> int:
         """Tokens of prompts and answers that were not stored already."""

@@ -44,7 +44,7 @@ async def respond(
     if context.engine.calls:  # else nobody's end would give memory back
         context.limits.check_memory(context.engine.pace.seconds())
     context.limits.check(tenant, wanted)
-    call = HttpCall(context.engine, wanted)
+    call = HttpCall(context.engine, wanted, lambda each: context.limits.leave(tenant, wanted, each.computed()))
     context.limits.enter(tenant, wanted)
     streaming = False
     headers = {POSITION: str(call.ahead)}
@@ -62,7 +62,6 @@ async def respond(
         )
 
     try:
-        call.after = lambda: context.limits.leave(tenant, wanted, call.computed())
         order = await unless_gone(request.receive, call.open(full, context.threads))
         answer = build(call.llm, order)
         if not body.stream:

@@ -62,9 +62,12 @@ class PrefixSharing:
         shares: bool,
         counts: Counter[str],
         disk: DiskPrefixCache | None,
+        chunk: int | None = None,
     ) -> None:
         """model: its fingerprint. shares: whether requests share where they can. counts: gets the tokens that are found
-        after a request has begun, and the bytes that are copied."""
+        after a request has begun, and the bytes that are copied. chunk: tokens of the chunks that prompts are read in,
+        where only what was read in whole ones is shared, and the rest is read anew: then the numbers are the same bits,
+        whoever has read them."""
         self.runtime, self.model, self.prefixes = runtime, model, prefixes
         self._blocks, self._counts = blocks, counts
         self.blocker = sharing_blocker(runtime) if shares else "it was switched off"
@@ -75,6 +78,11 @@ class PrefixSharing:
         # a rule that looks at a prompt's last queries must see them; a single token would be a decode step's
         self.tail = 1 if self.exact else max(2, *(group.maintenance.observed_queries for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
+        self._whole = 1
+        """Blocks that are found and published together."""
+        if chunk is not None:
+            self._whole = chunk // self.block
+            self.tail = 2  # a last token that is left alone shortens the chunk before it
 
     def root(self, salt: bytes) -> bytes:
         """The key before a tenant's first block."""
@@ -93,6 +101,7 @@ class PrefixSharing:
         if self.blocker is not None:
             return []
         found = self.prefixes.match(self._keys(request))
+        found = found[: len(found) // self._whole * self._whole]
         return found if self.states is None else found[: self.states.last([node.key for node in found])]
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
@@ -116,6 +125,7 @@ class PrefixSharing:
         keys: list[bytes] = []
         extend_keys(keys, self.root(salt), tokens, self.block)
         stored = bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
+        stored -= stored % self._whole
         return self.block * (stored if self.states is None else self.states.last(keys[:stored]))
 
     def attach(self, request: Request, nodes: list[PrefixNode]) -> None:
@@ -164,7 +174,7 @@ class PrefixSharing:
         if cursor.load is not None:
             if not cursor.load.future.done():
                 return
-            load, cursor.load = cursor.load, None
+            load, cursor.load, before = cursor.load, None, len(cursor.nodes)
             try:
                 self._take(load, disk)
             except Exception as error:  # it reads them itself
@@ -178,6 +188,9 @@ class PrefixSharing:
                 self._attach_again(request, cursor)
             self.prefixes.use(found)
             self.prefixes.leave(found)
+            if self._whole > 1 and len(cursor.nodes) == before:  # parts of a chunk are of no use
+                cursor.refused = True
+                return
         keys = self._keys(request)
         if self.states is not None:
             coming = self._look_for_state(request, cursor, keys, disk)
@@ -223,7 +236,10 @@ class PrefixSharing:
         cursor = request.cursor
         if self.blocker is not None or cursor is None:
             return
-        end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
+        if self._whole == 1:
+            end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
+        else:
+            end = min(cursor.shareable_tokens, request.total - self.tail) // self.block // self._whole * self._whole
         if end <= len(cursor.nodes):
             return
         extend_keys(cursor.keys, cursor.root, request.tokens(0, end * self.block), self.block)
