@@ -42,7 +42,8 @@ class Layer:
     down: Tensor
 
     def run(self, tiles: Tiles) -> Tensor:
-        return experts(self.x, self.index, self.weights, self.gate_up, self.down, self.x, tiles)
+        made: Tensor = experts(self.x, self.index, self.weights, self.gate_up, self.down, self.x, tiles)
+        return made
 
     @property
     def nbytes(self) -> int:
