@@ -6,21 +6,21 @@ A sample; `scripts/faults.sh OUT histories` plays thousands.
 from pathlib import Path
 
 import pytest
+from tests.engine.faults import MORE_FAMILIES
 from tests.engine.histories import EXACT, FAMILIES, History
+from tests.engine.rows import ROWS
 
-from coattn.method.table import METHODS
-
-KINDS = [(row, family) for row in METHODS for family in FAMILIES]
+KINDS = [(row, family) for row in ROWS for family in FAMILIES]
 QUICK = [
     ("full", "gemma3"),
     ("cpu", "mistral_sliding"),
     ("hcattention", "llama"),
     ("hgca", "gpt_oss"),
     ("auto", "llama"),
-    ("full", "qwen3_moe"),
-    ("cpu", "glm4_moe"),
-    ("offload", "mixtral"),
 ]
+
+
+MORE = [(row, family) for row in ("full", "cpu", "auto") for family in MORE_FAMILIES]
 
 
 def play(row: str, family: str, seed: int, folder: Path) -> None:
@@ -31,6 +31,12 @@ def play(row: str, family: str, seed: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(("row", "family"), QUICK)
 def test_a_history_answers_as_its_text_does_alone(row: str, family: str, tmp_path: Path) -> None:
+    play(row, family, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "family"), MORE)
+def test_so_does_one_of_experts_and_of_states(row: str, family: str, tmp_path: Path) -> None:
     play(row, family, 1, tmp_path)
 
 

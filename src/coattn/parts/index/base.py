@@ -74,6 +74,7 @@ class NoIndex(Index):
     """Nothing is remembered."""
 
     name = "none"
+    takes_gpu_dtype = True
     resumes = True
 
 
