@@ -116,7 +116,9 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         })  # fmt: skip
     top = top_of(model)
     for (experts, own), count in Counter(map(_mixture, expert_modules(model))).items():
-        fast, name = plain and own and on_gpu, model.config._experts_implementation
+        packed = is_packed(config)
+        fast, name = plain and (own or packed) and on_gpu, model.config._experts_implementation
+        name = "unpacking one after the other" if packed else name
         rows.append({
             "part": f"{count} layers of {experts} experts, of which a token uses {top}",
             "choice": f"{'Triton' if fast else name}, {how}",

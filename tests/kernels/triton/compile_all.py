@@ -30,6 +30,7 @@ from coattn.kernels.triton import (
     model,
     nearest,
     note_case,
+    packed_experts,
     packed_linear,
     pick_blocks,
     read_keys,
@@ -37,6 +38,7 @@ from coattn.kernels.triton import (
     renew,
     sketch,
     token_pool,
+    tokens,
 )
 from coattn_lab.bench import drive_kernel, read_kernel
 
@@ -99,8 +101,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for packed in (False, True)
     ),
     *(
-        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128})
-        for packed in (False, True)
+        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": d, "D_PAD": d})
+        for packed, d in ((False, 128), (True, 128), (False, 256), (True, 256))
         for kernel, constants in (
             (token_pool._bring, {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed}),
             (
@@ -111,6 +113,19 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
+    *(
+        (kernel, {"BITS": bits, "BLOCK": 32, "HALF": half, "HALF_PAD": half, "POWER": half, "NORM": 0.125, **constants})
+        for bits, half, group in ((8, 64, 4), (4, 64, 4), (4, 32, 7), (8, 128, 16))
+        for kernel, constants in (
+            (tokens._write_tokens, {"ROWS": 16, "PRECISION": "ieee", "FOLLOW": half == 64}),
+            (
+                tokens._attend_tokens,
+                {"GROUP": group, "GROUP_PAD": 16, "ROWS": attend.ROWS, "CAP": half == 64, "STAMP": half == 64}
+                | {"PRECISION": "tf32", "EXACT": False, "FOLLOW": True},
+            ),
+            (tokens._listed_tokens, {"ROWS": tokens.MOST_ROWS, "EXACT": False}),
+        )
+    ),
     (
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"SINK": True, "FOLLOW": True},
@@ -146,6 +161,14 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for m, bn, f16 in ((16, 64, False), (32, 64, False), (32, 32, True))
     ),
     *((packed_linear._unpack, {**stored, "BN": 32}) for stored in PACKED),
+    *(
+        (
+            packed_experts._packed_experts,
+            {**stored, "F16": False, "BIAS": True, "TOP": 8, "R_PAD": r, "M": 16, "BN": 32, "FOLLOW": True},
+        )
+        for stored in PACKED
+        for r in (8, 512)
+    ),
     (
         experts._route,
         {"TOP": 8, "TOP_PAD": 8, "E_PAD": 128, "KIND": 1, "BIAS": True, "NORM": True, "FOLLOW": True},
@@ -218,7 +241,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             (sketch._score, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": 8, "WORDS_PAD": 8, "COLD": COLD, "CAP": True}),
         )
     ),
-    (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
+    *(
+        (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
+        for d in (128, 256)
+    ),
     *(
         (sketch._lost, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
         for d in (64, 128, 256)
@@ -243,7 +269,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
                 {"GROUP": 5, "GROUP_PAD": 8, "FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}
                 | {"LONG_AGO": LONG_AGO},
             ),
-            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 128, "D_PAD": 128}),
+            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 256, "D_PAD": 256}),
         )
     ),
 ]
@@ -271,11 +297,13 @@ TYPES: dict[Any, dict[str, str]] = {
 ODD: dict[Any, dict[str, str]] = {
     **{
         kernel: {"codes_ptr": "*u8", "high_ptr": "*u8", "super_ptr": "*fp16", "out_ptr": "*bf16"}
-        for kernel in (packed_linear._packed, packed_linear._unpack)
+        for kernel in (packed_linear._packed, packed_linear._unpack, packed_experts._packed_experts)
     },
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
     read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
     read_keys._listed_rows: {"ids_ptr": "*i64", "out_ptr": "*bf16"},
+    tokens._listed_tokens: {"codes_ptr": "*u8", "halves_ptr": "*fp16", "ids_ptr": "*i64", "out_ptr": "*bf16"},
+    **{kernel: {"codes_ptr": "*u8", "halves_ptr": "*fp16"} for kernel in (tokens._write_tokens, tokens._attend_tokens)},
     append._write_rows: {"ids_ptr": "*i64", "places_ptr": "*i64"},
     read_kernel._read: dict.fromkeys(("x_ptr", "order_ptr", "out_ptr"), "*i32"),
     nearest._nearest_in_cells: {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"},
@@ -298,6 +326,10 @@ WHOLE = "block to seq kept bit ids later count free incoming clock age token tok
 
 TILES: dict[Any, Any] = {
     attend._attend: lambda c, _: attend.tile_of(8, torch.empty(0, c["D"], dtype=torch.bfloat16))._asdict(),
+    tokens._attend_tokens: lambda c, _: {
+        "warps": tokens.WARPS,
+        "stages": attend.tile_of(8, torch.empty(0, 2 * c["HALF"], dtype=torch.bfloat16)).stages,
+    },
     attend_prompt._attend_prompt: lambda c, _: (
         {"warps": 8, "stages": 3} if c["D_PAD"] <= 128 else {"warps": 4, "stages": 2}
     ),
@@ -307,6 +339,9 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
     experts._route: lambda *_: {"warps": 1},
+    packed_experts._packed_experts: lambda *_: dict(
+        zip(("warps", "stages"), packed_linear.tile_of(64)[1:], strict=True)
+    ),
     delta_rule._delta_rule: lambda *_: {"warps": 8},
     packed_linear._packed: lambda c, _: dict(
         zip(("warps", "stages"), packed_linear.tile_of(8192 if c["BN"] == 64 else 64)[1:], strict=True)
@@ -325,7 +360,9 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
     if constants.get("F16") and name in ("x_ptr", "b_ptr", "r_ptr", "out_ptr"):
         return "*fp16"
-    if kernel in (packed_linear._packed, packed_linear._unpack):
+    if kernel in (packed_linear._packed, packed_linear._unpack, packed_experts._packed_experts):
+        if name == "index_ptr":
+            return "*i64"
         stored = {"scale_ptr": ("*fp16", "*u8", "*i8")[constants["KIND"]], "zero_ptr": "*i8"}
         stored["table_ptr"] = "*fp32" if kernel is packed_linear._unpack else "*fp16" if constants["F16"] else "*bf16"
         if name in stored:

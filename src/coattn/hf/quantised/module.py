@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coattn.kernels.packed_experts import packed_experts
 from coattn.kernels.packed_linear import packed_embedding, packed_linear
 from coattn.kernels.quantise.weights import TENSORS, Packed
 
@@ -56,6 +57,29 @@ class PackedLinear(PackedModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.form}, group={self.group}"
+
+
+class PackedExperts(nn.Module):
+    """Takes the place of a module of experts, as Transformers' experts interface has it."""
+
+    gate_up_proj_bias: nn.Parameter | None
+    down_proj_bias: nn.Parameter | None
+
+    def __init__(self, own: Any, first: Packed, second: Packed) -> None:
+        """own: the module, which gives its activation and its biases. first, second: as `packed_experts` has them."""
+        super().__init__()
+        self.num_experts = int(own.num_experts)
+        self.first, self.second = PackedModule(first), PackedModule(second)
+        for name in ("gate_up_proj_bias", "down_proj_bias"):
+            self.register_parameter(name, getattr(own, name, None))
+        self._gate = own._apply_gate
+
+    def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        first, second = (self.first.packed, self.gate_up_proj_bias), (self.second.packed, self.down_proj_bias)
+        return packed_experts(x, index, weights, first, second, self._gate)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_experts}, {self.first.form}, group={self.first.group}"
 
 
 class PackedEmbedding(PackedModule):

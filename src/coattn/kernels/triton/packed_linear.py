@@ -300,8 +300,8 @@ def packed_linear(
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     bn, warps, stages = tile or tile_of(n)
     _packed[(triton.cdiv(n, bn),)](
-        flat, *_tensors(weight, x.dtype), out if bias is None else bias,
-        out if residual is None else residual.contiguous(), out, tokens, n, k, flat.stride(0), **_layout(weight),
+        flat, *tensors_of(weight, x.dtype), out if bias is None else bias,
+        out if residual is None else residual.contiguous(), out, tokens, n, k, flat.stride(0), **layout_of(weight),
         BIAS=bias is not None, RESIDUAL=residual is not None, F16=x.dtype == torch.float16,
         M=16 if tokens <= 16 else 32, BN=bn, num_warps=warps, num_stages=stages, **options(tokens),
     )  # fmt: skip
@@ -312,14 +312,14 @@ def unpack(weight: Packed, dtype: torch.dtype) -> Tensor:
     """The matrix as numbers, `[n, k]`."""
     n, k = weight.out_features, weight.in_features
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
-    layout = _layout(weight)
+    layout = layout_of(weight)
     _unpack[(triton.cdiv(k, layout["SPAN"]), triton.cdiv(n, 32))](
-        *_tensors(weight, torch.float32), out, n, k, **layout, BN=32, num_warps=4
+        *tensors_of(weight, torch.float32), out, n, k, **layout, BN=32, num_warps=4
     )
     return out
 
 
-def _tensors(weight: Packed, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def tensors_of(weight: Packed, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """What kernels read; those that a form has not are others. dtype: of the numbers in a table."""
     codes, scales = weight.codes, weight.scales
     table = table_of(weight.form, codes.device, dtype) if weight.form in TABLES else codes
@@ -330,7 +330,8 @@ def _tensors(weight: Packed, dtype: torch.dtype) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
-def _layout(weight: Packed) -> dict[str, int | bool]:
+def layout_of(weight: Packed) -> dict[str, int | bool]:
+    """Strides, and what kernels are compiled for."""
     codes, high, supers = weight.codes, weight.high, weight.supers
     narrow, zeros = weight.form in NARROW, 0
     if weight.zeros is not None:
