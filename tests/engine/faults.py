@@ -70,8 +70,6 @@ class Case:
     after: bool
     nth: int = 0
     """How many such places are passed by before it is raised."""
-    audited: bool = False
-    """Under `auto`: numbers may differ then, and nothing else."""
 
     def __str__(self) -> str:
         where = "put" if self.layer == PUT else f"layer {self.layer}"
@@ -132,7 +130,7 @@ class Scenario:
         """variant: of a session, what it has stored is forgotten before its turn, or the turn is left out."""
         self.case, self.disturbed, self.variant, self.played = case, disturbed, variant, Played()
         given = {"max_batch": 3, "max_length": 160, "chunk": 24, **options(case.row)}
-        given |= measured(case.row, model(case.family)) | ({"audit": True} if case.audited else {})
+        given |= measured(case.row, model(case.family))
         self.given = elsewhere(case.family, 70, 5) if case.phase == "remote" else None
         if case.phase == "staged":
             given["weights_on_gpu"] = 0.7
@@ -385,7 +383,7 @@ def run(case: Case) -> Played | None:
             wrong = compare(output, other, may_fail=False)
         # whose draws go on; and who has dropped tokens, or filled pools, for a step that is not
         again = case.phase == "runner" and case.after and case.row in ("h2o", "tova", "auto")
-        numbers = case.row == "random" or again or case.audited
+        numbers = case.row == "random" or again
         found.problems += [f"{name}: {x}" for x in wrong if not numbers or x.startswith(("failed", "ended"))]
     return found
 

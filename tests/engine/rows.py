@@ -32,8 +32,6 @@ def options(name: str) -> dict[str, Any]:
         "quest": {"dense_layers": 0},
         "hgca": {"beta": 0.5},
         "duo": {"heads": "alternate"},
-        # what a step waits for follows from audits, and which cases these are hangs on who else runs
-        "auto": {"audit": False},
     }
     return given | more.get(name, {})
 

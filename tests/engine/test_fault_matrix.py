@@ -28,7 +28,8 @@ EXPERTS = [
     Case("full", "glm4_moe", "mixed", 2, after=False),
     Case("cpu", "mixtral", "prefix", 1, after=True),
 ]
-AUDITED = [Case("auto", "llama", phase, 1, after=True, audited=True) for phase in ("decode", "mixed", "prefix")]
+AUDITED = [Case("auto", "llama", phase, 1, after=True) for phase in ("decode", "mixed", "prefix")]
+"""What a step of `auto` waits for follows from audits, which are each request's own."""
 ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 40)
 
 

@@ -188,7 +188,9 @@ def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any
             )
     known |= fixed
     if not given.keys() <= known.keys():
-        raise UnknownNameError(f"method {method.name!r}", given.keys() - known.keys(), [*known, *NAMES])
+        raise UnknownNameError(
+            f"method {method.name!r}", given.keys() - known.keys(), [*known.keys() - method.internal, *NAMES]
+        )
     for name, value in given.items():
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}, but must be true or false.", f"Set {name}=true or {name}=false.")
