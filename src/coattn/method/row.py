@@ -107,6 +107,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
     form = getattr(parts.config, "gpu_dtype", "model")
+    # whoever provides few_bits leaves blocks in GPU memory to the GPU's executor, in whichever bits these are
     reader = next((part for part in parts.all()[1:] if "few_bits" not in part.provides), None)
     if form != "model" and reader is not None:
         raise ConfigError(

@@ -140,7 +140,6 @@ NEEDS = {
     "averages": "an index of moving averages",
     "codes": "an index of codes",
     "digests": "an index of digests",
-    "few_bits": "parts that leave blocks in GPU memory to the GPU's executor, in whichever bits these are",
     "entries": "maintenance that lists the entries that stay",
     "picks": "a selection rule that picks blocks by digests",
     "keeps_entries": "a selection rule that says which entries stay, such as maw_threshold",
