@@ -20,7 +20,7 @@ from coattn.kernels.cuda import attend_pool as attending
 from coattn.kernels.cuda import bound_scores as bounding
 from coattn.kernels.cuda import renew_pool as renewing
 from coattn.kernels.cuda import score_sketch as scoring
-from coattn.kernels.cuda.nvrtc import Form
+from coattn.kernels.cuda.nvrtc import Form, arch_of, available, compile_all
 from coattn.kernels.fill_pool import fill_pool, weights
 from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
@@ -139,6 +139,8 @@ class Sketch(BookedIndex):
         self.means = Means(spec.layers, spec.seqs)
         cache.dram.table.set_before_swap(self._swap)
         self._make_pools(spec.tokens or FIRST_TOKENS)
+        if cache.host is not None and available(spec.device):
+            compile_all(self.kernels(), arch_of(spec.device))
         if self.sketch is not None and spec.device.type != "meta":
             self._make_tables(SPREADS.load(self.sketch, spec.layers), MOST)
 
@@ -251,23 +253,21 @@ class Sketch(BookedIndex):
     def learns(self) -> bool:
         return not self.made
 
-    def kernels(self, rows: int) -> set[Form]:
-        found: set[Form] = set()
+    def kernels(self) -> set[Form]:
+        """Those in CUDA C++ that decode steps of so many sequences need, of numbers of them that steps are made for."""
+        host, seqs, found = self.cache.host, self.cache.spec.seqs, set[Form]()
+        assert host is not None
         for layer, s in self.cache.spec.layers.items():
-            host, pool = self.cache.host, self.pools[layer]
-            q = torch.empty(rows, s.q_heads, s.head_dim, dtype=s.dtype, device="meta")
+            pool, n = self.pools[layer], host.table.rows.shape[1] * self.cache.block
             kept = torch.empty(0, s.kv_heads, self.cache.block, self.planes(s) // WORD, device="meta")
-            if host is None or scoring.lacks_form(q, kept) is not None:
-                continue
-            n = host.table.rows.shape[1] * self.cache.block
-            forms = {
-                "score_sketch.cu": scoring.constants(q, kept, n, s.softcap),
-                "bound_scores.cu": {"THREADS": bounding.THREADS},
-                "renew_pool.cu": renewing.constants(pool.places),
-            }
+            for rows in {1, 2, 4, *range(8, seqs, 8), seqs}:
+                q = torch.empty(rows, s.q_heads, s.head_dim, dtype=s.dtype, device="meta")
+                if scoring.lacks_form(q, kept) is None:
+                    found.add(("score_sketch.cu", tuple(scoring.constants(q, kept, n, s.softcap).items())))
             if pool.packed is not None:
-                forms["attend_pool.cu"] = attending.constants(q[:, None], pool.gpu, s.softcap)
-            found |= {(file, tuple(form.items())) for file, form in forms.items()}
+                found.add(("attend_pool.cu", tuple(attending.constants(q[:, None], pool.gpu, s.softcap).items())))
+            found.add(("renew_pool.cu", tuple(renewing.constants(pool.places).items())))
+            found.add(("bound_scores.cu", (("THREADS", bounding.THREADS),)))
         return found
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:

@@ -84,7 +84,7 @@ class SketchMaintenance(Maintenance):
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
         "the longest sequence; unset: half",
         "pool_dtype": "of their keys and values there: int8 or model; unset: int8 for models in 16 bits with heads of "
-        "64 or 128 channels",
+        "64, 80, 96 and so on to 256 channels",
         "hot": "tokens of a pool in 8 bits that a step attends to without being asked, those wanted last; others are "
         "looked up where they are wanted; unset: 4,096",
     }

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.small import greedy, in_order, llm, prompt
+from tests.engine.small import DEVICE, greedy, in_order, llm, prompt
+from tests.hf.families import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import coattn
+from coattn.engine.runner import rehearse as rehearsing
 from coattn.engine.runner.rehearse import rehearse
 from coattn.errors import BudgetError, EngineError
 from coattn.kernels.cuda import nvrtc
@@ -34,13 +36,28 @@ def test_answers_and_memory_are_as_if_there_had_been_none(
         with monkeypatch.context() as noted:
             noted.setattr(engine.runner, "extend", lambda *a: (steps.append(("extend", len(a[1]))), extend(*a))[1])
             noted.setattr(engine.runner, "decode", lambda *a: (steps.append(("decode", 1)), decode(*a))[1])
+            noted.setattr(rehearsing, "TURNS", (70, 150))
             rehearse(engine.runner, engine.max_length)
-        assert [kind for kind, _ in steps] == ["extend", "decode", "extend", "decode"]
-        assert sum(count for _, count in steps) > 255 + 2
+        assert steps == [("extend", 70), ("decode", 1), ("extend", 150), ("decode", 1)]
         in_order(engine)
         assert not engine.engine.counts
         got = engine.generate(prompts, greedy(12, ignore_eos=True))
         assert [x.token_ids for x in got] == [x.token_ids for x in want]
+
+
+@pytest.mark.parametrize("method", ["full", "auto"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral_sliding", "gpt_oss"])
+def test_windows_are_as_if_there_had_been_none(family: str, method: str) -> None:
+    given = {"max_batch": 2, "max_length": 160, "chunk": 24, "block": 8}
+    given |= {"quality": 1.0} if method == "auto" else {}
+    found = []
+    for rehearsed in (False, True):
+        with coattn.LLM((tiny(family, DEVICE), None), method, **given) as engine:
+            if rehearsed:
+                rehearse(engine.runner, engine.max_length)
+                in_order(engine)
+            found.append(engine.generate([x % 100 for x in prompt(90)], greedy(9, ignore_eos=True))[0].token_ids)
+    assert found[0] == found[1]
 
 
 def test_what_would_learn_from_it_is_left_alone() -> None:

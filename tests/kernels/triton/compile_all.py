@@ -20,6 +20,7 @@ from coattn.kernels.triton import (
     delta_rule,
     digest,
     experts,
+    fetch_tokens,
     fill_pool,
     flush,
     handover,
@@ -37,6 +38,7 @@ from coattn.kernels.triton import (
     renew,
     sketch,
     token_pool,
+    tokens,
 )
 from coattn_lab.bench import drive_kernel, read_kernel
 
@@ -99,8 +101,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for packed in (False, True)
     ),
     *(
-        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128})
-        for packed in (False, True)
+        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": d, "D_PAD": d})
+        for packed, d in ((False, 128), (True, 128), (False, 256), (True, 256))
         for kernel, constants in (
             (token_pool._bring, {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed}),
             (
@@ -111,6 +113,19 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
+    *(
+        (kernel, {"BITS": bits, "BLOCK": 32, "HALF": half, "HALF_PAD": half, "POWER": half, "NORM": 0.125, **constants})
+        for bits, half, group in ((8, 64, 4), (4, 64, 4), (4, 32, 7), (8, 128, 16))
+        for kernel, constants in (
+            (tokens._write_tokens, {"ROWS": 16, "PRECISION": "ieee", "FOLLOW": half == 64}),
+            (
+                tokens._attend_tokens,
+                {"GROUP": group, "GROUP_PAD": 16, "ROWS": attend.ROWS, "CAP": half == 64, "STAMP": half == 64}
+                | {"PRECISION": "tf32", "EXACT": False, "FOLLOW": True},
+            ),
+            (tokens._listed_tokens, {"ROWS": tokens.MOST_ROWS, "EXACT": False}),
+        )
+    ),
     (
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"SINK": True, "FOLLOW": True},
@@ -186,6 +201,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             *((-1, 2, 128, 64, True), (2, 1, 256, 64, False)),
         )
     ),
+    (fetch_tokens._fetch_tokens, {"TOKENS": fetch_tokens.TOKENS, "D": 80, "D_PAD": 128}),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
@@ -225,7 +241,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             (sketch._score, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": 8, "WORDS_PAD": 8, "COLD": COLD, "CAP": True}),
         )
     ),
-    (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
+    *(
+        (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
+        for d in (128, 256)
+    ),
     *(
         (sketch._lost, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
         for d in (64, 128, 256)
@@ -250,7 +269,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
                 {"GROUP": 5, "GROUP_PAD": 8, "FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}
                 | {"LONG_AGO": LONG_AGO},
             ),
-            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 128, "D_PAD": 128}),
+            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 256, "D_PAD": 256}),
         )
     ),
 ]
@@ -283,6 +302,8 @@ ODD: dict[Any, dict[str, str]] = {
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
     read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
     read_keys._listed_rows: {"ids_ptr": "*i64", "out_ptr": "*bf16"},
+    tokens._listed_tokens: {"codes_ptr": "*u8", "halves_ptr": "*fp16", "ids_ptr": "*i64", "out_ptr": "*bf16"},
+    **{kernel: {"codes_ptr": "*u8", "halves_ptr": "*fp16"} for kernel in (tokens._write_tokens, tokens._attend_tokens)},
     append._write_rows: {"ids_ptr": "*i64", "places_ptr": "*i64"},
     read_kernel._read: dict.fromkeys(("x_ptr", "order_ptr", "out_ptr"), "*i32"),
     nearest._nearest_in_cells: {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"},
@@ -305,6 +326,10 @@ WHOLE = "block to seq kept bit ids later count free incoming clock age token tok
 
 TILES: dict[Any, Any] = {
     attend._attend: lambda c, _: attend.tile_of(8, torch.empty(0, c["D"], dtype=torch.bfloat16))._asdict(),
+    tokens._attend_tokens: lambda c, _: {
+        "warps": tokens.WARPS,
+        "stages": attend.tile_of(8, torch.empty(0, 2 * c["HALF"], dtype=torch.bfloat16)).stages,
+    },
     attend_prompt._attend_prompt: lambda c, _: (
         {"warps": 8, "stages": 3} if c["D_PAD"] <= 128 else {"warps": 4, "stages": 2}
     ),

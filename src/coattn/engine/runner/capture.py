@@ -18,7 +18,6 @@ from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion
 from coattn.hf.logits import head
-from coattn.kernels.cuda.nvrtc import compile_all
 from coattn.kernels.streams import FIRST
 from coattn.step.running import RunningStep
 from coattn.step.runtime import Runtime
@@ -117,10 +116,7 @@ class GraphRunner(Runner):
         return made
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
-        wanted = sorted({bucket_for(self.sizes, size) for size in sizes or self.sizes})
-        for group in self.runtime.groups:
-            compile_all({form for rows in wanted for form in group.index.kernels(rows)}, self.devices[0])
-        for rows in wanted:
+        for rows in sorted({bucket_for(self.sizes, size) for size in sizes or self.sizes}):
             for host in (False, True) if self.runtime.tiered() else (False,):
                 if (rows, host) not in self._captured:
                     self.capture(rows, host)

@@ -9,9 +9,9 @@ import torch
 from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError
 
-TOKENS, CHUNK = 3071, 2048
-"""Of the text that is made up, and of a chunk of it: most lies in DRAM, and multiples of 16 and other numbers come,
-between which compiled kernels distinguish."""
+TURNS, CHUNK = (1023, 2048), 2048
+"""Tokens of the text that is made up, turn by turn, and of a chunk of it: most lies in DRAM, the second turn more than
+doubles it, and multiples of 16 come and other numbers, which compiled kernels tell apart."""
 WORDS = 200
 """Tokens that it is made of."""
 
@@ -19,26 +19,25 @@ log = logging.getLogger(__name__)
 
 
 def rehearse(runner: Runner, longest: int) -> None:
-    """Reads a text, decodes a token, cuts the text in half, goes on from there, and leaves nothing behind.
+    """Reads a text in two turns, decodes a token after each, and leaves nothing behind.
 
     longest: tokens that a sequence may have. Slot 0 must be free. A method that would learn from this text what it uses
     for all sequences is left as it is. So is one that has no memory for it.
     """
-    runtime, length = runner.runtime, min(TOKENS, longest - 1)
-    if length < 2 or any(group.index.learns() for group in runtime.groups):
+    runtime, stored = runner.runtime, 0
+    if any(group.index.learns() for group in runtime.groups):
         return
-    tokens, stored = [i * i % min(WORDS, runner.session.vocabulary) for i in range(length)], 0
     try:
-        for turn in range(2):
-            for start in range(stored, length, CHUNK):
-                end = min(start + CHUNK, length)
+        for turn in TURNS:
+            until = min(stored + turn, longest - 1)
+            while stored < until:
+                end = min(stored + CHUNK, until)
+                tokens = [i * i % min(WORDS, runner.session.vocabulary) for i in range(stored, end)]
+                logits = runner.extend(0, tokens, stored, end == until)
                 stored = end
-                logits = runner.extend(0, tokens[start:end], start, end == length)
-            runner.decode([0], tokens[:1], [length])
-            stored = length + 1
-            if not turn:
-                runtime.truncate(0, stored, length // 2)
-                stored = length // 2
+            if stored < longest:
+                runner.decode([0], [1], [stored])
+                stored += 1
         assert logits is not None
         logits.softmax(-1).sort(-1)  # for requests that draw
     except BudgetError as error:

@@ -151,12 +151,10 @@ def arch_of(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def compile_all(forms: Iterable[Form], device: torch.device) -> None:
+def compile_all(forms: Iterable[Form], arch: str) -> None:
     """Machine code of these, side by side: each takes a processor a second."""
-    if available(device):
-        arch = arch_of(device)
-        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
-            list(pool.map(lambda form: cubin(*form, arch), forms))
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        list(pool.map(lambda form: cubin(*form, arch), forms))
 
 
 class Module:

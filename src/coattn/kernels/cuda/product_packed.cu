@@ -15,8 +15,7 @@
 // warps' sums are added, always in the same order. The weights depend on no other kernel: the first stages are on their
 // way before the kernel in front has ended.
 //
-// Constants: WARPS, STAGES, TILES, GROUPS (of eight tokens: room), SPAN (64 or 128 columns), SHARED_SPANS (that share a
-// scale), SCALES (0: float16, 1: bfloat16, 2: float32), ZEROS (int8, in codes), OFFSET (what is subtracted from codes
+// Constants: WARPS, STAGES, TILES, GROUPS (of eight tokens: room), SHARED_SPANS (that share a scale), SCALES (0: float16, 1: bfloat16, 2: float32), ZEROS (int8, in codes), OFFSET (what is subtracted from codes
 // without zeros), BIAS, RESIDUAL, F16 (0: bfloat16).
 
 #include "half.cuh"
@@ -25,45 +24,36 @@ typedef unsigned char u8;
 typedef long long i64;
 
 constexpr int THREADS = WARPS * 32;
-constexpr int BYTES = SPAN / 8;  // of codes, of a thread, row and span
-constexpr int WORDS = BYTES / 4;
-constexpr int HALF = SPAN / 2;
-constexpr int SLOT = THREADS * BYTES;  // bytes between two places of a thread
-// of a thread and stage: codes of two rows a tile; of a token the columns of low halves, and of high ones, two bytes each
+constexpr int SPAN = 128, HALF = SPAN / 2;  // columns, and bytes of their codes
+constexpr int SLOT = THREADS * 16;          // bytes between two places of a thread
+// of a thread and stage: codes of two rows a tile; of a token 16 columns of low halves, and 16 of high ones
 constexpr int CODES = TILES * 2, PLACES = CODES + GROUPS * 4;
 constexpr int STAGE = PLACES * SLOT;
 constexpr int ROW = TILES * 16 + 4;  // floats between two tokens' sums
 constexpr int SUMS = GROUPS * 8 * ROW;
 constexpr float MAGIC = F16 ? 1024.f : 128.f;
 
-__device__ __forceinline__ void fetch(u32 to, const void* from) {
-  if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from));
-  else
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8;\n" ::"r"(to), "l"(from));
+__device__ __forceinline__ u32 shared_address(const void* x) {
+  return (u32)__cvta_generic_to_shared(x);
 }
-__device__ __forceinline__ void commit() {
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from));
+}
+__device__ __forceinline__ void copies_end() {
   asm volatile("cp.async.commit_group;\n" ::);
 }
-struct Words {
-  u32 w[WORDS];
-};
-__device__ __forceinline__ Words take(u32 at) {
-  Words v;
-  if constexpr (WORDS == 4)
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-                 : "r"(at));
-  else if constexpr (WORDS == 2)
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.w[0]), "=r"(v.w[1]) : "r"(at));
-  else
-    asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v.w[0]) : "r"(at));
-  return v;
+template <int N>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// Two bytes of a word, the first or the last, as numbers of their low halves.
-__device__ __forceinline__ u32 number(u32 word, int last) {
-  return __byte_perm(word & 0x0F0F0F0Fu, F16 ? 0x64646464u : 0x43434343u, last ? 0x4342 : 0x4140);
+__device__ __forceinline__ u32 word(const uint4& of, int i) {
+  return i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w;
+}
+// Two bytes of a word, the first or the last, as numbers of their low halves. high: the other bits of such numbers, in a
+// register: as a constant it would take the place of the selector, which would be copied into one each time.
+__device__ __forceinline__ u32 number(u32 word, int last, u32 high) {
+  return __byte_perm(word & 0x0F0F0F0Fu, high, last ? 0x4342 : 0x4140);
 }
 // `multiply`, which may change places with others.
 __device__ __forceinline__ void add_product(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -109,23 +99,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   asm volatile("griddepcontrol.launch_dependents;\n" ::);
 #endif
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int granules = (n + 15) / 16;
+  const int granules = n / 16;
   const int first = (int)((i64)granules * blockIdx.x / gridDim.x);
   const int mine = (int)((i64)granules * (blockIdx.x + 1) / gridDim.x) - first;
   const int passes = (mine + TILES - 1) / TILES;
   const int spans = k / SPAN, turns = (spans + WARPS - 1) / WARPS;
-  const u32 ring = (u32)__cvta_generic_to_shared(shared) + threadIdx.x * BYTES;
+  const u32 ring = shared_address(shared + threadIdx.x * 16);
   float* const sums = (float*)(shared + STAGES * STAGE);
 
   auto fetch_codes = [&](const Place& to) {
     const int span = to.turn * WARPS + warp, left = mine - to.pass * TILES;
     if (to.pass >= passes || span >= spans) return;
-    const int row = (first + to.pass * TILES) * 16 + g;
-    const u8* from = codes + span * code_span + row * HALF + t * BYTES;
+    const u8* from = codes + span * code_span + ((first + to.pass * TILES) * 16 + g) * HALF + t * 16;
 #pragma unroll
-    for (int i = 0; i < CODES; ++i)
-      if (i / 2 < left && row + i * 8 < n)
-        fetch(ring + to.stage * STAGE + i * SLOT, from + (i64)i * 8 * HALF);
+    for (int i = 0; i < TILES; ++i)
+      if (i < left) {
+        copy16(ring + to.stage * STAGE + 2 * i * SLOT, from + 2 * i * 8 * HALF);
+        copy16(ring + to.stage * STAGE + (2 * i + 1) * SLOT, from + (2 * i + 1) * 8 * HALF);
+      }
   };
   auto fetch_tokens = [&](const Place& to) {
     const int span = to.turn * WARPS + warp;
@@ -133,26 +124,30 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int h = 0; h < GROUPS; ++h)
       if (h * 8 + g < m) {
-        const u8* from = (const u8*)(x + (i64)(h * 8 + g) * x_row + span * SPAN) + t * 2 * BYTES;
+        const Number* from = x + (i64)(h * 8 + g) * x_row + span * SPAN + t * 16;
         const u32 place = ring + to.stage * STAGE + (CODES + h * 4) * SLOT;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) fetch(place + j * SLOT, from + (j / 2) * HALF * 2 + (j % 2) * BYTES);
+        for (int j = 0; j < 4; ++j) copy16(place + j * SLOT, from + j / 2 * HALF + j % 2 * 8);
       }
   };
 
-  Terms following[CODES];  // of the next step, on their way while this one is computed
+  Terms following[CODES] = {};  // of the next step, on their way while this one is computed
   auto read_terms = [&](const Place& of) {
-    const int span = min(of.turn * WARPS + warp, spans - 1), row = (first + of.pass * TILES) * 16 + g;
+    const int span = min(of.turn * WARPS + warp, spans - 1), left = mine - of.pass * TILES;
+    const i64 from = span / SHARED_SPANS * scale_row + (first + of.pass * TILES) * 16 + g;
 #pragma unroll
-    for (int i = 0; i < CODES; ++i)
-      following[i] = terms(scales, zeros, span / SHARED_SPANS * scale_row + min(row + i * 8, n - 1));
+    for (int i = 0; i < TILES; ++i)
+      if (i < left) {
+        following[2 * i] = terms(scales, zeros, from + 2 * i * 8);
+        following[2 * i + 1] = terms(scales, zeros, from + (2 * i + 1) * 8);
+      }
   };
 
+  uint4* const own_places = (uint4*)(shared + threadIdx.x * 16);
   for (int s = 0; s < STAGES; ++s)
     for (int i = 0; i < PLACES; ++i)  // rows and tokens that there are not
-      if (i < CODES || ((i - CODES) / 4) * 8 + g >= m)
-        for (int j = 0; j < WORDS; ++j)
-          asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(ring + s * STAGE + i * SLOT + 4 * j), "r"(0));
+      if (i < CODES || (i - CODES) / 4 * 8 + g >= m)
+        own_places[(s * PLACES + i) * THREADS] = make_uint4(0, 0, 0, 0);
   Place to;
   for (int s = 0; s < STAGES - 1; ++s, to.next(turns)) fetch_codes(to);
   Place at;
@@ -163,11 +158,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   to = Place();
   for (int s = 0; s < STAGES - 1; ++s, to.next(turns)) {
     fetch_tokens(to);
-    commit();
+    copies_end();
   }
 
   float sum[TILES][GROUPS][4] = {};
   const u32 one = F16 ? 0x3C003C00u : 0x3F803F80u;
+  const u32 high = (F16 ? 0x64646464u : 0x43434343u) | (u32)(m >> 31);  // no constant to the compiler
   while (at.pass < passes) {
     const int span = at.turn * WARPS + warp;
     Terms own[CODES];
@@ -176,34 +172,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Place after = at;
     after.next(turns);
     read_terms(after);
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 2) : "memory");
+    copies_wait<STAGES - 2>();
     fetch_codes(to);  // into the stage that this thread has read in the last step
     fetch_tokens(to);
-    commit();
+    copies_end();
     to.next(turns);
     if (span < spans) {
-      const u32 here = ring + at.stage * STAGE;
-      Words tokens[GROUPS][4], rows[CODES];
+      const uint4* const here = own_places + at.stage * PLACES * THREADS;
+      uint4 tokens[GROUPS][4], rows[CODES];
       float total[GROUPS][4] = {}, part[TILES][GROUPS][4] = {};
 #pragma unroll
       for (int h = 0; h < GROUPS; ++h)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) tokens[h][j] = take(here + (CODES + h * 4 + j) * SLOT);
+        for (int j = 0; j < 4; ++j) tokens[h][j] = here[(CODES + h * 4 + j) * THREADS];
 #pragma unroll
-      for (int i = 0; i < CODES; ++i) rows[i] = take(here + i * SLOT);
+      for (int i = 0; i < CODES; ++i) rows[i] = here[i * THREADS];
       // the sums of all tiles grow in turn: an instruction waits for the one before it of the same sum
 #pragma unroll
-      for (int step = 0; step < 2 * WORDS; ++step) {
+      for (int step = 0; step < 8; ++step) {
 #pragma unroll
         for (int h = 0; h < GROUPS; ++h) {
-          const u32 low = tokens[h][step / WORDS].w[step % WORDS],
-                    high = tokens[h][2 + step / WORDS].w[step % WORDS];
-          add_product(total[h], one, one, one, one, low, high);
+          const u32 b0 = word(tokens[h][step / 4], step % 4), b1 = word(tokens[h][2 + step / 4], step % 4);
+          add_product(total[h], one, one, one, one, b0, b1);
 #pragma unroll
           for (int i = 0; i < TILES; ++i) {
-            const u32 above = rows[2 * i].w[step / 2], below = rows[2 * i + 1].w[step / 2];
-            add_product(part[i][h], number(above, step % 2), number(below, step % 2),
-                        number(above >> 4, step % 2), number(below >> 4, step % 2), low, high);
+            const u32 above = word(rows[2 * i], step / 2), below = word(rows[2 * i + 1], step / 2);
+            add_product(part[i][h], number(above, step % 2, high), number(below, step % 2, high),
+                        number(above >> 4, step % 2, high), number(below >> 4, step % 2, high), b0, b1);
           }
         }
       }
@@ -234,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           sum[i][h][j] = 0.f;
         }
     __syncthreads();
-    const int base = (first + pass * TILES) * 16, rows = min(min(TILES, mine - pass * TILES) * 16, n - base);
+    const int base = (first + pass * TILES) * 16, rows = min(TILES, mine - pass * TILES) * 16;
     for (int i = threadIdx.x; i < m * rows; i += THREADS) {
       const int token = i / rows, r = i % rows;
       float y = 0.f;

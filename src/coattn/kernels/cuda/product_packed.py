@@ -15,7 +15,8 @@ MOST_TOKENS = 8
 """With more, Triton's kernel is as fast (`lab/scripts/packed_products.py`)."""
 DTYPES = (torch.bfloat16, torch.float16)
 SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-SPANS = (64, 128)
+SPAN = 128
+"""Columns whose codes share a stretch of bytes."""
 STAGES = 2
 GRANULE = 16
 """Rows of a tile."""
@@ -39,8 +40,10 @@ def refuses(x: Tensor, weight: Packed) -> str | None:
         return "made for compute capability 9"
     if tokens > MOST_TOKENS or x.dtype not in DTYPES:
         return f"{tokens} tokens of {x.dtype}"
-    if weight.form != "int4" or weight.span not in SPANS or weight.rows != 1 or weight.supers is not None:
+    if weight.form != "int4" or weight.span != SPAN or weight.rows != 1 or weight.supers is not None:
         return f"{weight.form} with a scale for {weight.group} columns"
+    if weight.out_features % GRANULE:
+        return f"{weight.out_features} rows"
     if weight.scales.dtype not in SCALES or not (weight.zeros is None or in_codes(weight)):
         return "scales or zeros of another kind"
     if x.stride(-1) != 1 or x.data_ptr() % 16 or any(step % 8 for step in x.stride()[:-1]):
@@ -48,14 +51,14 @@ def refuses(x: Tensor, weight: Packed) -> str | None:
     return None
 
 
-def cut(n: int, span: int, processors: int) -> Cut:
+def cut(n: int, processors: int) -> Cut:
     """n rows of weights, room for eight tokens. As few passes as can be, equally long."""
-    granules = -(-n // GRANULE)
+    granules = n // GRANULE
     programs = min(processors, granules)
     warps, most_tiles = (8, 7) if n >= WIDE else (16, 4)
     most = -(-granules // programs)
     tiles = -(-most // -(-most // most_tiles))
-    stage = (tiles * 2 + 4) * warps * span * 4
+    stage = (tiles * 2 + 4) * warps * 512
     return Cut(programs, warps, tiles, STAGES * stage + warps * 8 * (tiles * GRANULE + 4) * 4)
 
 
@@ -64,10 +67,10 @@ def product_packed(x: Tensor, weight: Packed, bias: Tensor | None, residual: Ten
     n, k = weight.out_features, weight.in_features
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     flat, added = x.reshape(-1, k), None if residual is None else residual.reshape(-1, n).contiguous()
-    made = cut(n, weight.span, torch.cuda.get_device_properties(flat.device).multi_processor_count)
+    made = cut(n, torch.cuda.get_device_properties(flat.device).multi_processor_count)
     constants = {
-        "WARPS": made.warps, "STAGES": STAGES, "TILES": made.tiles, "GROUPS": 1, "SPAN": weight.span,
-        "SHARED_SPANS": weight.group // weight.span, "SCALES": SCALES[weight.scales.dtype],
+        "WARPS": made.warps, "STAGES": STAGES, "TILES": made.tiles, "GROUPS": 1,
+        "SHARED_SPANS": weight.group // SPAN, "SCALES": SCALES[weight.scales.dtype],
         "ZEROS": int(weight.zeros is not None), "OFFSET": OFFSET[weight.form], "BIAS": int(bias is not None),
         "RESIDUAL": int(residual is not None), "F16": int(flat.dtype == torch.float16),
     }  # fmt: skip

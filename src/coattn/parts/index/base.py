@@ -14,7 +14,6 @@ from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.kernels.average import Average
-from coattn.kernels.cuda.nvrtc import Form
 from coattn.part import Part
 from coattn.types import LayerShape, Step
 
@@ -58,10 +57,6 @@ class Index(Part):
         """Puts back what the attention of a decode step's layers changes in place, as it is now."""
         return []
 
-    def kernels(self, rows: int) -> set[Form]:
-        """Kernels in CUDA C++ that a decode step of so many rows needs for what it chooses by this index."""
-        return set()
-
     def learns(self) -> bool:
         """Whether it would take from the next sequence what it uses for all."""
         return False
@@ -79,6 +74,7 @@ class NoIndex(Index):
     """Nothing is remembered."""
 
     name = "none"
+    takes_gpu_dtype = True
     resumes = True
 
 
