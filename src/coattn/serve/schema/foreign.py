@@ -52,7 +52,9 @@ def take(body: Sampling) -> None:
     if not isinstance(structured, Mapping):
         raise invalid("structured_outputs", "structured_outputs is an object.")
     if _is_set(structured.get("whitespace_pattern")):
-        raise invalid("structured_outputs", "JSON comes on one line: leave whitespace_pattern out of structured_outputs.")
+        raise invalid(
+            "structured_outputs", "JSON comes on one line: leave whitespace_pattern out of structured_outputs."
+        )
     given += [("structured_outputs", kind, structured[kind]) for kind in KINDS if _is_set(structured.get(kind))]
     if not given:
         return
