@@ -63,7 +63,12 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     type=Number(0, min_open=True),
     help="Fail the requests of a step that takes longer, in seconds.",
 )
-@click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
+@click.option(
+    "--warm-up/--no-warm-up",
+    default=True,
+    show_default=True,
+    help="Compile kernels and capture the decode steps as CUDA graphs before the first request.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @click.option("--no-access-log", is_flag=True, help="Do not log a line for each request.")
 @role_options
