@@ -24,12 +24,17 @@ from typing import Any
 import torch
 from tests.cache.integrity import check_blocks
 from tests.engine.rows import ROWS, measured, options
+from tests.engine.small import tokenizer
+from tests.hf.families import FAMILIES as KNOWN
 from tests.hf.families import tiny
+from tests.hf.test_table import small
+from tests.hf.test_wrapped import wrapped
 
 import coattn
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.errors import CoattnError
+from coattn.hf.load import load
 from coattn.hf.prefilled import prefill
 from coattn.method.row import compose
 from coattn.native.core import extension
@@ -38,6 +43,9 @@ from coattn.types import Phase
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FAMILIES = ("llama", "gemma3", "gpt_oss")
+INSIDE = "inside_"
+MORE_FAMILIES = ("qwen3_moe", "glm4_moe", "mixtral", "inside_gemma3", "inside_mistral3", "qwen3_5_text", "nemotron_h")
+"""Experts, language models inside others, hybrids."""
 PHASES = ("first", "later", "mixed", "decode", "session", "prefix", "disk", "remote")
 CAPTURED = ("host", "runner", "launched", "between", "staged")
 """Of steps that a GPU replays: the CPU's part fails, the runner does, or whoever is told that the GPU is at work; a
@@ -99,7 +107,15 @@ PARAMS = coattn.SamplingParams(max_new_tokens=NEW, ignore_eos=True, logprobs=2)
 
 @cache
 def model(family: str) -> Any:
-    return tiny(family, DEVICE)
+    """A tiny one: of the families of `tests.hf`, of those in the table, or the language model inside another."""
+    if family in KNOWN:
+        return tiny(family, DEVICE)
+    if not family.startswith(INSIDE):
+        return small(family, 0).to(DEVICE)
+    with tempfile.TemporaryDirectory() as folder:
+        wrapped(family.removeprefix(INSIDE)).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        return load(folder, device=DEVICE.type, dtype="float32").model
 
 
 @cache

@@ -4,11 +4,12 @@ A sample; `scripts/faults.sh` runs every case there is, and thousands at random.
 """
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from tests.engine.faults import Case, matrix, run
+from tests.engine.faults import MORE_FAMILIES, Case, matrix, run
 from tests.engine.rows import ROWS
 
 from coattn.engine.scheduler import Scheduler
@@ -23,10 +24,10 @@ OF_EVERY_ROW = [
     for i, row in enumerate(ROWS)
 ]
 SOME = random.Random(SEED).sample(ALL, 32)
-EXPERTS = [
-    Case("cpu", "qwen3_moe", "decode", 1, after=True),
-    Case("full", "glm4_moe", "mixed", 2, after=False),
-    Case("cpu", "mixtral", "prefix", 1, after=True),
+MORE = [
+    Case(row, family, phase, layer, after)
+    for row, family, phase in product(("full", "cpu", "auto"), MORE_FAMILIES, ("decode", "mixed", "session", "prefix"))
+    for layer, after in ((0, False), (1, True))
 ]
 AUDITED = [Case("auto", "llama", phase, 1, after=True) for phase in ("decode", "mixed", "prefix")]
 """What a step of `auto` waits for follows from audits, which are each request's own."""
@@ -49,8 +50,15 @@ def test_a_step_of_every_row_may_fail(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="steps that a GPU replays have cases of their own")
-@pytest.mark.parametrize("case", [*SOME, *EXPERTS, *AUDITED], ids=str)
+@pytest.mark.parametrize("case", [*SOME, *AUDITED], ids=str)
 def test_a_step_may_fail_anywhere(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="steps that a GPU replays have cases of their own")
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_so_may_one_of_experts_and_of_states(case: Case) -> None:
     check(case)
 
 

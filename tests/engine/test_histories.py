@@ -6,6 +6,7 @@ A sample; `scripts/faults.sh OUT histories` plays thousands.
 from pathlib import Path
 
 import pytest
+from tests.engine.faults import MORE_FAMILIES
 from tests.engine.histories import EXACT, FAMILIES, History
 from tests.engine.rows import ROWS
 
@@ -16,10 +17,10 @@ QUICK = [
     ("hcattention", "llama"),
     ("hgca", "gpt_oss"),
     ("auto", "llama"),
-    ("full", "qwen3_moe"),
-    ("cpu", "glm4_moe"),
-    ("offload", "mixtral"),
 ]
+
+
+MORE = [(row, family) for row in ("full", "cpu", "auto") for family in MORE_FAMILIES]
 
 
 def play(row: str, family: str, seed: int, folder: Path) -> None:
@@ -30,6 +31,12 @@ def play(row: str, family: str, seed: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(("row", "family"), QUICK)
 def test_a_history_answers_as_its_text_does_alone(row: str, family: str, tmp_path: Path) -> None:
+    play(row, family, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "family"), MORE)
+def test_so_does_one_of_experts_and_of_states(row: str, family: str, tmp_path: Path) -> None:
     play(row, family, 1, tmp_path)
 
 

@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 import coattn
 from coattn.errors import InputError
-from coattn.hf.families import WRAPPERS
+from coattn.hf.families import PLAIN, WRAPPERS, language_part
 from coattn.hf.load import load
 
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-VISION |= {"image_size": 28, "patch_size": 14}
+VISION |= {"image_size": 28, "patch_size": 14, "depth": 1, "embed_dim": 32, "num_heads": 2, "out_hidden_size": 64}
 
 
 def wrapped(family: str, inner: str | None = None, seed: int = 0) -> PreTrainedModel:
@@ -26,6 +26,8 @@ def wrapped(family: str, inner: str | None = None, seed: int = 0) -> PreTrainedM
     sizes = {key: value for key, value in SIZES.items() if hasattr(text, key) or key == "head_dim"}
     vision = {key: value for key, value in VISION.items() if hasattr(known.vision_config, key)}
     vision |= {"model_type": known.vision_config.model_type}
+    if kind in PLAIN:  # channels of a head that are turned by the time, the height and the width of a token's place
+        sizes["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
     parts = {"text_config": {**sizes, "model_type": kind}, "vision_config": vision}
     # Gemma scales its embeddings: a head that is tied to them would repeat the last token
     config = AutoConfig.for_model(family, **parts, **({"tie_word_embeddings": False} if family == "gemma3" else {}))
@@ -68,3 +70,14 @@ def test_names_of_older_checkpoints_are_known(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="a part of type 'image', but only text"):
             llm.chat([image])
         assert not llm.generate([[5, 6, 7]])[0].error
+
+
+def test_positions_of_images_are_left_out_of_a_config() -> None:
+    """As checkpoints of Qwen2-VL have it: nothing inside, rotation in sections."""
+    rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    config = {"model_type": "qwen2_vl", "hidden_size": 64, "rope_scaling": rope, "vision_config": {"depth": 1}}
+    assert language_part(config) == {"model_type": "qwen2", "hidden_size": 64, "rope_scaling": {"type": "default"}}
+    longer = {"rope_type": "yarn", "factor": 2.0, "mrope_section": [16, 24, 24]}
+    inner = {"model_type": "qwen3_vl_text", "rope_parameters": longer}
+    assert language_part({"text_config": inner})["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0}
+    assert language_part({"text_config": {"model_type": "llama"}}) == {"model_type": "llama"}

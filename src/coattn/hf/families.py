@@ -41,10 +41,22 @@ WRAPPERS = (
     "cohere2_vision",
     "idefics3",
     "smolvlm",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
     "qwen3_5",
     "qwen3_5_moe",
 )
 """Families of checkpoints that also take images, whose language model is loaded alone."""
+
+PLAIN = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+"""Language models that differ from another family in the positions of images alone -> that family."""
 
 LOADERS = {"torchao": "torchao", "quanto": "optimum", "hqq": "hqq"}
 """Quantisation of weights -> the package without which Transformers cannot load it."""
@@ -56,6 +68,22 @@ def check_config(config: Mapping[str, Any]) -> None:
     refused = refuse_family(config) or _refuse_weights(config)
     if refused is not None:
         raise refused
+
+
+def language_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config.json, that of its language model; where it differs from another family's by what its positions are
+    in images alone, as that family's."""
+    text = dict(config.get("text_config") or config)
+    family = PLAIN.get(str(text.get("model_type")))
+    if family is None:
+        return text
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = {k: v for k, v in (text.get(key) or {}).items() if not k.startswith("mrope_")}
+        kinds = {k: "default" for k in ("type", "rope_type") if rope.get(k) == "mrope"}
+        if text.get(key):
+            text[key] = {**rope, **kinds}
+    dropped = ("architectures", "vision_config", "text_config")
+    return {**{k: v for k, v in text.items() if k not in dropped}, "model_type": family}
 
 
 def positions(config: Any) -> int | None:

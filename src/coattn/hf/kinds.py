@@ -17,6 +17,7 @@ from coattn.errors import UnsupportedError
 from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import attention_layers, attention_modules
 from coattn.hf.experts import COPYING, expert_modules, implemented, top_of
+from coattn.hf.families import language_part
 from coattn.hf.fuse.experts import expert_form
 from coattn.hf.fuse.layer import layer_forms
 from coattn.hf.fuse.siblings import find_siblings
@@ -86,7 +87,7 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
 
     Raises UnsupportedError for attention that coattn cannot compute.
     """
-    text, on_gpu = dict(config.get("text_config") or config), device.type == "cuda"
+    text, on_gpu = language_part(config), device.type == "cuda"
     plain = is_packed(config) or not quantisation(config)
     text.pop("quantization_config", None)
     model = _without_memory(name, text)

@@ -15,7 +15,7 @@ from coattn.cache.available import memory
 from coattn.errors import BudgetError, ConfigError
 from coattn.hf.converted import Progress, silent, stage
 from coattn.hf.cpu_dtypes import bfloat16_is_faster
-from coattn.hf.families import check_config, positions
+from coattn.hf.families import PLAIN, check_config, language_part, positions
 from coattn.hf.models import resolve
 from coattn.hf.models.resolve import is_gguf
 from coattn.hf.quantised.config import is_packed
@@ -158,6 +158,8 @@ def _text_part(config: Any) -> tuple[Any, dict[str, str] | None]:
     text = getattr(config, "text_config", None)
     if text is None:
         return config, None
+    if text.model_type in PLAIN:
+        text = AutoConfig.for_model(**language_part(text.to_dict()))
     text.tie_word_embeddings = config.tie_word_embeddings
     if hasattr(config, "quantization_config"):
         text.quantization_config = config.quantization_config

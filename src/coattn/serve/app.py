@@ -84,7 +84,7 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
             allow_origins=list(settings.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients send headers of their own, such as x-stainless-os
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-position", "retry-after"],
         )
     return app
 

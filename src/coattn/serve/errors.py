@@ -23,7 +23,7 @@ from coattn.errors import (
 )
 
 RETRY = {"Retry-After": "1"}
-TYPES = {503: "service_unavailable", 504: "timeout_error"}
+TYPES = {429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error"}
 """What OpenAI's form calls errors of these statuses."""
 MESSAGES, OLLAMA = "/v1/messages", "/api/"
 """Paths that begin so are Anthropic's, and Ollama's."""

@@ -13,10 +13,12 @@ from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import ApiError, invalid
 from coattn.serve.schema.chat import ChatRequest, Function, Message, Tool, join_text
 from coattn.serve.schema.completion import TokenizeRequest
+from coattn.serve.steady import Steady
 from coattn.serve.tools.family import family_of, knows_tools, tell
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What templates call that which a model has said to itself; those of models that do not reason read none of them."""
+STEADY = Steady()
 
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
@@ -30,17 +32,23 @@ def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", spec
 
 
 def from_messages(
-    llm: LLM, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool] | None, fits: bool = True
+    llm: LLM,
+    body: ChatRequest | TokenizeRequest,
+    tools: Sequence[Tool] | None,
+    fits: bool = True,
+    steady: Steady = STEADY,
 ) -> list[int]:
     """A chat through the model's own template -> ids.
 
     tools: those that the model is told of. fits: raises ApiError 400 for a chat that leaves no room for an answer.
+    steady: what is done so that calls of one agent begin alike.
     """
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
     family = family_of(llm.tokenizer)
     as_text = family is not None and family.text_arguments
     plain = [_plain(message, f"messages.{i}", as_text) for i, message in enumerate(body.messages or ())]
+    plain = steady.messages(plain)
     _check_length(llm, sum(len(each["content"] or "") for each in plain), "messages")
     effort = getattr(body, "reasoning_effort", None)
     given = {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})}
@@ -48,7 +56,7 @@ def from_messages(
     wrong = next((name for name in given if name in own or not name.isidentifier()), None)
     if wrong is not None:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs may not set {wrong[:80]!r}.")
-    listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+    listed = steady.tools([tool.model_dump(exclude_none=True) for tool in tools or ()])
     if not knows_tools(llm.tokenizer):
         plain = tell(plain, listed)
     elif listed:

@@ -24,6 +24,8 @@ from coattn.serve.sse import EVENTS, EventStream, GoneError, unless_gone
 
 Answer = ChoiceAnswer | MessagesAnswer | OllamaAnswer | ResponsesAnswer
 """Builds what a client gets: `whole`, or the events of a stream as bytes."""
+POSITION = "x-queue-position"
+"""The header that says how many requests had to end before this one could begin when it came."""
 CLOSED = 499
 """The status of a response whose client has left."""
 
@@ -42,9 +44,14 @@ async def respond(
 
     A stream's headers wait for its first event, so that what fails before it has a status of its own.
     """
-    call = HttpCall(context.engine, wanted)
-    streaming = False
     tenant = request.scope.get(TENANT, b"")
+    if context.engine.calls:  # else nobody's end would give memory back
+        context.limits.check_memory(context.engine.pace.seconds())
+    context.limits.check(tenant, wanted)
+    call = HttpCall(context.engine, wanted, lambda each: context.limits.leave(tenant, wanted, each.computed()))
+    context.limits.enter(tenant, wanted)
+    streaming = False
+    headers = {POSITION: str(call.ahead)}
     limits = [each for each in (body.timeout_s, context.settings.request_timeout) if each is not None]
 
     def full(llm: LLM) -> Order:
@@ -65,11 +72,11 @@ async def respond(
             outputs = await unless_gone(request.receive, call.results())
             for output in outputs:
                 context.done(request, output)
-            return JSONResponse(answer.whole(outputs))
+            return JSONResponse(answer.whole(outputs), headers=headers)
         events = _events(request, call, answer, context)
         first = await unless_gone(request.receive, anext(events))
         streaming = True
-        return EventStream(events, call.close, first, media)
+        return EventStream(events, call.close, first, media, headers)
     except GoneError:
         return Response(status_code=CLOSED)
     finally:

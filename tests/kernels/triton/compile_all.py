@@ -174,12 +174,18 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         {"TOP": 8, "TOP_PAD": 8, "E_PAD": 128, "KIND": 1, "BIAS": True, "NORM": True, "FOLLOW": True},
     ),
     (experts._gates_one, {"BN": 2, "BK": 2048, "FOLLOW": True}),
-    *((experts._down_one, {"TOP": top, "TOP_PAD": top, "BN": 4, "BK": 2048 // top, "FOLLOW": True}) for top in (2, 8)),
+    *(
+        (
+            experts._down_one,
+            {"RESIDUAL": top == 8, "TOP": top, "TOP_PAD": top, "BN": 4, "BK": 2048 // top, "FOLLOW": True},
+        )
+        for top in (2, 8)
+    ),
     *(
         (kernel, {"R_PAD": 512, "M": experts.TOGETHER, "BK": 128, "FOLLOW": True, **more})
         for kernel, more in ((experts._gates_few, {"TOP": 8, "BN": 32}), (experts._down_few, {"BN": 64}))
     ),
-    (experts._add_up, {"TOP": 8, "TOP_PAD": 8, "BN": 512, "FOLLOW": True}),
+    (experts._add_up, {"RESIDUAL": True, "TOP": 8, "TOP_PAD": 8, "BN": 512, "FOLLOW": True}),
     *(
         (
             delta_rule._delta_rule,

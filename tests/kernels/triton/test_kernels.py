@@ -314,7 +314,10 @@ def test_experts(tokens: int, top: int, count: int) -> None:
     )
     index = random(tokens, count, dtype=dtype, seed=4).argsort(-1)[:, :top].contiguous()
     got = expert_kernels.experts(x, index, w, wide, down)
-    torch.testing.assert_close(got, experts.experts(x, index, w, wide, down), atol=2e-4, rtol=1e-4)
+    want = experts.experts(x, index, w, wide, down)
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+    got = expert_kernels.experts(x, index, w, wide, down, 2 * x)
+    torch.testing.assert_close(got, want + 2 * x, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu

@@ -20,22 +20,28 @@ Router = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """Gives logits, weights and experts."""
 
 
-def expert_form(module: Any) -> Callable[..., Tensor] | None:
-    """The form of a module of experts: over many tokens its own."""
-    own = module.forward
-    plain = all(is_plain(p) and p.is_contiguous() for p in module.parameters())
-    if not plain or not module.has_gate or any(getattr(module, name, False) for name in OTHERWISE):
-        return None
+class ExpertForm:
+    """A module of experts over a few tokens, and what its result is added to; over many tokens its own."""
 
-    def form(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def __init__(self, module: Any) -> None:
+        self.module, self.own = module, module.forward
+
+    def __call__(self, x: Tensor, index: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
         from coattn.kernels.triton import experts
 
         if experts.refuses(*index.shape) is not None:
-            return cast("Tensor", own(x, index, weights))
+            made = cast("Tensor", self.own(x, index, weights))
+            return made if residual is None else residual + made
         given = x.contiguous(), index.contiguous(), weights.contiguous()
-        return experts.experts(*given, module.gate_up_proj, module.down_proj)
+        return experts.experts(*given, self.module.gate_up_proj, self.module.down_proj, residual)
 
-    return form
+
+def expert_form(module: Any) -> ExpertForm | None:
+    """The form of a module of experts that has what the kernels have."""
+    plain = all(is_plain(p) and p.is_contiguous() for p in module.parameters())
+    if not plain or not module.has_gate or any(getattr(module, name, False) for name in OTHERWISE):
+        return None
+    return ExpertForm(module)
 
 
 def safe_form(module: Any) -> Callable[..., Tensor]:

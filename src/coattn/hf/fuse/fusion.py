@@ -95,6 +95,8 @@ class Fusion:
             # an attention that anybody can compute: the cache has nothing to attend to yet
             with self.session.calling(*self._pretended(whole)):
                 if self._use("layers", module, whole, hidden):
+                    x = self._random(whole.norms[0][0].device, 1, 3, hidden)
+                    whole.bare = whole.bare and same(partial(whole.mlp, x), partial(whole.composed, x))
                     return whole.inside
         if norm is not None:
             self._use("norms", module, lambda x: rms_norm(x, *norm), len(module.weight))

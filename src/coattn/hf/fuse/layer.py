@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from coattn.hf.attention import attention_forward
 from coattn.hf.experts import holds_experts
+from coattn.hf.fuse.experts import ExpertForm
 from coattn.hf.fuse.forms import Norm, act_of, is_plain_linear, norm_of, weight_of
 from coattn.hf.fuse.siblings import Siblings
 from coattn.hf.mixers import MixerForm
@@ -52,6 +53,8 @@ class LayerForm:
         self.qkv, self.gate_up, self.pairs = qkv, gate_up, pairs
         self.mlp, self.act = layer.mlp, act_of(layer.mlp) or "silu"
         self.attn = layer.linear_attn if qkv is None else layer.self_attn
+        self.bare = gate_up is None and {name for name, _ in layer.mlp.named_children()} == {"gate", "experts"}
+        """Whether the MLP has nothing but experts and a router, which a form then stands for."""
         own = [] if gate_up else [layer.mlp]
         outside = {module for each in (*own, *([self.attn] if qkv is None else [])) for module in each.modules()}
         self.inside = set(layer.modules()) - outside
@@ -81,8 +84,7 @@ class LayerForm:
         else:
             x, normed = add_norm(self._attend(normed, options, None), x, after, between)
         if self.gate_up is None:
-            made = self.mlp(normed)
-            return cast("Tensor", x + made) if last is None else add_norm(made, x, last, None)[0]
+            return self._mixture(normed, x)
         wide = linear(normed, self.gate_up.weight, self.gate_up.bias)
         half = self.gate_up.sizes[0]
         inner, down = gated(wide[..., :half], wide[..., half:], self.act), self.mlp.down_proj
@@ -105,6 +107,23 @@ class LayerForm:
             gates = projected[..., : qkv.sizes[0]].view(*size, q_heads, self.q_step)[..., d:]
             attended = gated(gates, attended.contiguous(), "sigmoid")
         return linear(attended.flatten(-2), weight_of(self.attn.o_proj), self.attn.o_proj.bias, residual)
+
+    def _mixture(self, normed: Tensor, x: Tensor) -> Tensor:
+        """Another MLP, plus the residual: of a router and experts alone, the last kernel of these adds it."""
+        from coattn.kernels.triton.model import add_norm
+
+        form, last = self.bare and vars(self.mlp.experts).get("forward"), self.norms[-1]
+        if isinstance(form, ExpertForm) and last is None:
+            return self.composed(normed, form, x.flatten(0, 1).contiguous())
+        made = self.mlp(normed)
+        return cast("Tensor", x + made) if last is None else add_norm(made, x, last, None)[0]
+
+    def composed(self, x: Tensor, *given: Any) -> Tensor:
+        """An MLP of a router and experts. given: a form of the experts and what it takes besides."""
+        form, *more = given or (self.mlp.experts,)
+        flat = x.flatten(0, 1)
+        _, weights, index = self.mlp.gate(flat)
+        return cast("Tensor", form(flat, index, weights, *more).view_as(x))
 
     def query(self, hidden: Tensor, rope: tuple[Tensor, Tensor], norm: Norm) -> Tensor:
         """The query alone, `[1, q_heads, tokens, d]`, that the layer would make of such an input under a norm."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ from triton.language.extra import cuda as tl_cuda
 
 from coattn.kernels.experts import KINDS, Routing
 from coattn.kernels.triton.launch import options
+from coattn.kernels.triton.linear import Tile
 
 MOST_ROWS = 512
 """Of tokens and their experts: so many are looked through for those that share an expert."""
@@ -94,10 +97,11 @@ def _gates_one(x_ptr, w_ptr, index_ptr, out_ptr, inner, k, BN: tl.constexpr, BK:
 
 @triton.jit
 def _down_one(
-    x_ptr, w_ptr, index_ptr, worth_ptr, out_ptr, n, inner,
-    TOP: tl.constexpr, TOP_PAD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FOLLOW: tl.constexpr,
+    x_ptr, w_ptr, index_ptr, worth_ptr, r_ptr, out_ptr, n, inner,
+    RESIDUAL: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    FOLLOW: tl.constexpr,
 ):  # fmt: skip
-    """One token: BN numbers of what all its experts give together."""
+    """One token: BN numbers of what all its experts give together, plus those of a residual."""
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
         tl_cuda.gdc_wait()
@@ -116,8 +120,10 @@ def _down_one(
         acc += w.to(tl.float32) * x.to(tl.float32)[None, :, :]
     dtype = out_ptr.dtype.element_ty
     worth = tl.load(worth_ptr + t, mask=t < TOP, other=0.0).to(tl.float32)
-    y = tl.sum(tl.sum(acc, 2).to(dtype).to(tl.float32) * worth[None, :], 1)
-    tl.store(out_ptr + rows, y.to(dtype), mask=rows < n)
+    y = tl.sum(tl.sum(acc, 2).to(dtype).to(tl.float32) * worth[None, :], 1).to(dtype)
+    if RESIDUAL:
+        y = tl.load(r_ptr + rows, mask=rows < n, other=0.0) + y
+    tl.store(out_ptr + rows, y, mask=rows < n)
 
 
 @triton.jit
@@ -190,8 +196,11 @@ def _down_few(
 
 
 @triton.jit
-def _add_up(part_ptr, out_ptr, n, TOP: tl.constexpr, TOP_PAD: tl.constexpr, BN: tl.constexpr, FOLLOW: tl.constexpr):
-    """What all experts of a token give."""
+def _add_up(
+    part_ptr, r_ptr, out_ptr, n,
+    RESIDUAL: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr, BN: tl.constexpr, FOLLOW: tl.constexpr,
+):  # fmt: skip
+    """What all experts of a token give, plus a residual."""
     if FOLLOW:
         tl_cuda.gdc_launch_dependents()
         tl_cuda.gdc_wait()
@@ -200,7 +209,10 @@ def _add_up(part_ptr, out_ptr, n, TOP: tl.constexpr, TOP_PAD: tl.constexpr, BN: 
     t = tl.arange(0, TOP_PAD)
     inside = (t < TOP)[:, None] & (o < n)[None, :]
     part = tl.load(part_ptr + (token * TOP + t)[:, None] * n + o[None, :], mask=inside, other=0.0)
-    tl.store(out_ptr + token * n + o, tl.sum(part, 0).to(out_ptr.dtype.element_ty), mask=o < n)
+    y = tl.sum(part, 0).to(out_ptr.dtype.element_ty)
+    if RESIDUAL:
+        y = tl.load(r_ptr + token * n + o, mask=o < n, other=0.0) + y
+    tl.store(out_ptr + token * n + o, y, mask=o < n)
 
 
 def refuses(tokens: int, top: int) -> str | None:
@@ -221,32 +233,56 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing, dtype: torch.dt
     return weights, index
 
 
-def experts(x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """As `kernels/experts.py` says; all contiguous, a token's experts different ones."""
+class Tiles(NamedTuple):
+    """Rows and columns of weights per iteration, warps, stages: of the gates, and of what follows."""
+
+    gates: Tile
+    down: Tile
+
+
+def tiles_of(tokens: int, hidden: int, inner: int, top: int) -> Tiles:
+    """As launched. Of one token the second is of all its experts together."""
+    if tokens > 1:
+        return Tiles((32, 128, 4, 4), (64, 128, 4, 4))
+    wide = min(2048, triton.next_power_of_2(hidden))
+    narrow = min(triton.next_power_of_2(inner), max(64, 2048 // triton.next_power_of_2(top)))
+    return Tiles((min(16, 4096 // wide), wide, 4, 1), (4, narrow, 4, 1))
+
+
+def experts(
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    residual: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """As `kernels/experts.py` says, plus a residual `[tokens, hidden]`; all contiguous, a token's experts different
+    ones."""
     (tokens, hidden), top = x.shape, index.shape[1]
     inner, rows = down.shape[2], tokens * top
     between = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     out = torch.empty_like(x)
     pad, follow = triton.next_power_of_2(top), options(tokens)
+    (bn, bk, warps, stages), second = tiles or tiles_of(tokens, hidden, inner, top)
+    flags: dict[str, Any] = {"BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages, **follow}
+    after: dict[str, Any] = dict(zip(("BN", "BK", "num_warps", "num_stages"), second, strict=True)) | follow
+    added: dict[str, Any] = {"RESIDUAL": residual is not None, "TOP": top, "TOP_PAD": pad}
+    r = x if residual is None else residual
     if tokens == 1:
-        bk = min(2048, triton.next_power_of_2(hidden))
-        bn = min(16, 4096 // bk)
-        _gates_one[(top, triton.cdiv(inner, bn))](
-            x, gate_up, index, between, inner, hidden, BN=bn, BK=bk, num_warps=4, num_stages=1, **follow
+        _gates_one[(top, triton.cdiv(inner, bn))](x, gate_up, index, between, inner, hidden, **flags)
+        _down_one[(triton.cdiv(hidden, second[0]),)](
+            between, down, index, weights, r, out, hidden, inner, **added, **after
         )
-        bk = min(triton.next_power_of_2(inner), max(64, 2048 // pad))
-        _down_one[(triton.cdiv(hidden, 4),)](
-            between, down, index, weights, out, hidden, inner,
-            TOP=top, TOP_PAD=pad, BN=4, BK=bk, num_warps=4, num_stages=1, **follow,
-        )  # fmt: skip
         return out
     part = torch.empty(rows, hidden, dtype=torch.float32, device=x.device)
-    flags = {"R_PAD": triton.next_power_of_2(rows), "M": TOGETHER, "BK": 128, "num_warps": 4, "num_stages": 4}
-    _gates_few[(rows, triton.cdiv(inner, 32))](
-        x, gate_up, index, between, rows, inner, hidden, x.stride(0), TOP=top, BN=32, **flags, **follow
+    few = {"R_PAD": triton.next_power_of_2(rows), "M": TOGETHER}
+    _gates_few[(rows, triton.cdiv(inner, bn))](
+        x, gate_up, index, between, rows, inner, hidden, x.stride(0), TOP=top, **few, **flags
     )
-    _down_few[(rows, triton.cdiv(hidden, 64))](
-        between, down, index, weights, part, rows, hidden, inner, BN=64, **flags, **follow
+    _down_few[(rows, triton.cdiv(hidden, second[0]))](
+        between, down, index, weights, part, rows, hidden, inner, **few, **after
     )
-    _add_up[(tokens, triton.cdiv(hidden, 512))](part, out, hidden, TOP=top, TOP_PAD=pad, BN=512, num_warps=4, **follow)
+    _add_up[(tokens, triton.cdiv(hidden, 512))](part, r, out, hidden, **added, BN=512, num_warps=4, **follow)
     return out

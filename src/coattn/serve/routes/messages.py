@@ -39,7 +39,7 @@ async def count_tokens(request: Request) -> Response:
     tools = Choice.of(chat).tools
 
     def work() -> int:
-        return len(from_messages(llm, chat, tools, fits=False))
+        return len(from_messages(llm, chat, tools, fits=False, steady=here.settings.steady))
 
     tokens = await asyncio.get_running_loop().run_in_executor(here.threads, work)
     return JSONResponse({"input_tokens": tokens})

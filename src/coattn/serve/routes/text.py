@@ -57,7 +57,7 @@ def preparing(
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     def make(llm: LLM) -> Order:
-        ids = from_messages(llm, body, choice.tools)
+        ids = from_messages(llm, body, choice.tools, steady=here.settings.steady)
         how = use(body, choice, llm, ids, here.grammars)
         longest = min(llm.max_length, llm.engine.scheduler.admission.most()) if cuts else 0
         tokens = most if most is None or not cuts else max(1, min(most, longest - len(ids)))
