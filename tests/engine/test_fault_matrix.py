@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.faults import Case, matrix, run
+from tests.engine.rows import ROWS
 
 from coattn.engine.scheduler import Scheduler
-from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
 
 SEED = 41
@@ -20,7 +20,7 @@ PLAIN = ("first", "decode")
 ALL = list(matrix())
 OF_EVERY_ROW = [
     random.Random(SEED + i).choice([case for case in ALL if case.row == row and case.phase in PLAIN])
-    for i, row in enumerate(METHODS)
+    for i, row in enumerate(ROWS)
 ]
 SOME = random.Random(SEED).sample(ALL, 32)
 EXPERTS = [
@@ -28,7 +28,8 @@ EXPERTS = [
     Case("full", "glm4_moe", "mixed", 2, after=False),
     Case("cpu", "mixtral", "prefix", 1, after=True),
 ]
-AUDITED = [Case("auto", "llama", phase, 1, after=True, audited=True) for phase in ("decode", "mixed", "prefix")]
+AUDITED = [Case("auto", "llama", phase, 1, after=True) for phase in ("decode", "mixed", "prefix")]
+"""What a step of `auto` waits for follows from audits, which are each request's own."""
 ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 40)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from coattn.cache.ledger import Ledger
+from coattn.cache.states import state_bytes
 from coattn.engine.runner.runner import Runner
 from coattn.hf.architectures import describe_layers
 from coattn.hf.experts import weights_read
@@ -185,7 +186,8 @@ class Bench:
             notes |= chosen(ready.runtime, last)
             token, host_token = ready.runtime.token_bytes()
             rate = kv.dram_gbps(ready.runtime, case.batch, host // case.batch) if host else None
-            row = self._finish(case, taken, gpu * token, host * host_token, ready.ledger, rate)
+            states = 0 if ready.runtime.states is None else 2 * case.batch * state_bytes(ready.runtime.states.shapes)
+            row = self._finish(case, taken, gpu * token, host * host_token, ready.ledger, rate, states)
             trace = ready.runner.trace() if not timings else None
             parts = layer_us(timings if trace is None else [trace])
             notes |= self._after(case, ready)
@@ -249,13 +251,14 @@ class Bench:
         return found
 
     def _runner(self, session: Session, runtime: Runtime, case: Case, undo: ExitStack) -> Runner:
-        if runtime.uncaptured() is not None:
+        if self.device.type != "cuda":  # PyTorch without CUDA has no graphs
             return Runner(session, runtime, case.batch)
-        from coattn.engine.runner.capture import GraphRunner
+        from coattn.engine.runner.capture import GraphRunner, choose_runner
 
-        runner = GraphRunner(session, runtime, case.batch, (case.batch,))
-        undo.callback(runner.fusion.close)
-        undo.callback(runner.drop_captures)
+        runner = choose_runner(session, runtime, case.batch, (case.batch,))
+        if isinstance(runner, GraphRunner):
+            undo.callback(runner.fusion.close)
+            undo.callback(runner.drop_captures)
         return runner
 
     def _peer(self, case: Case, seconds: float) -> Row:
@@ -270,8 +273,16 @@ class Bench:
         return Row(**row, **waiting([]), first_step_s=None)
 
     def _finish(
-        self, case: Case, taken: list[float], gpu: int, host: int, ledger: Ledger | None, dram_gbps: float | None = None
+        self,
+        case: Case,
+        taken: list[float],
+        gpu: int,
+        host: int,
+        ledger: Ledger | None,
+        dram_gbps: float | None = None,
+        states: int = 0,
     ) -> dict[str, Any]:
+        """gpu, host: bytes of KV that a step attends to there. states: bytes of states that it reads and writes."""
         median = statistics.median(taken)
         held = {"gpu": 0, "host": 0} if ledger is None else ledger.held
         own = None if ledger is None else self.composed(case)
@@ -298,7 +309,7 @@ class Bench:
             "p99_ms": sorted(taken)[int(0.99 * (len(taken) - 1))] * 1e3,
             "tokens_per_s": case.batch / median,
             "steps": len(taken),
-            "floor_ms": self._floor_ms(self.weights.of(case.batch) + gpu, host, on_cpu, dram_gbps),
+            "floor_ms": self._floor_ms(self.weights.of(case.batch) + gpu + states, host, on_cpu, dram_gbps),
             "dram_gbps": dram_gbps,
             "cpu_ratio": host / (gpu + host) if on_cpu and gpu + host else 0.0,
             "gpu_kv_bytes": held["gpu"],

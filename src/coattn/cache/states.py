@@ -74,8 +74,8 @@ class StateStore:
         return ROWS * slot + self._written[slot], ROWS * slot + 1 - self._written[slot]
 
     def table(self, seqs: int) -> tuple[Tensor, Tensor]:
-        """The same of each sequence of a decode step, `[seqs]` each, as the step table has them."""
-        return self._table.device_rows("read", seqs).long(), self._table.device_rows("write", seqs).long()
+        """The same of each sequence of a decode step, int32 `[seqs]` each, as the step table has them."""
+        return self._table.device_rows("read", seqs), self._table.device_rows("write", seqs)
 
     def commit(self, step: Step) -> None:
         """What a step has written are the states of its sequences."""

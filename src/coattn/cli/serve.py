@@ -96,15 +96,21 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     help="Move lines of system messages that begin like this behind the last message. May be repeated.",
 )
 @click.option("--sort-tools", is_flag=True, help="Tell the model of tools in one order, whatever order they come in.")
-@click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
+@click.option(
+    "--warm-up/--no-warm-up",
+    default=True,
+    show_default=True,
+    help="Compile kernels and capture the decode steps as CUDA graphs before the first request.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @click.option("--no-access-log", is_flag=True, help="Do not log a line for each request.")
 @role_options
 def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
-    """Serve a model over HTTP with OpenAI's API, and a page at /.
+    """Serve a model over HTTP with OpenAI's and Anthropic's API, and a page at /.
 
-    /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
-    /v1/coattn/status and /v1/coattn/live. After SIGTERM running requests may end; a second SIGTERM aborts them.
+    /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /tokenize, /detokenize, /health,
+    /ready, /metrics, /v1/coattn/status and /v1/coattn/live. After SIGTERM running requests may end; a second SIGTERM
+    aborts them.
 
     With --role prefill there is no HTTP: this process reads prompts for processes with --role decode.
     """

@@ -22,6 +22,7 @@ from coattn.engine.runner.runner import Runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
+from coattn.engine.sampling.scored import unshared
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock
 from coattn.engine.store.disk import IDLE_SAVE_BYTES, SAVE_BYTES
@@ -85,6 +86,8 @@ class Engine:
             fits = self.scheduler.admission.most() - given
             new = max(1, params.min_new_tokens, min(DEFAULT_NEW_TOKENS, fits))
         limit = min(given + new, self.longest)
+        if params.prompt_logprobs is not None:
+            fields |= unshared(prompt, fields)
         request = Request(next(self._ids), prompt, params, limit, **fields)
         self.scheduler.admission.check(request)
         return request

@@ -348,14 +348,20 @@ class LLM(AbstractContextManager["LLM"]):
     def warm_up(self, sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Records the decode step for batches of these sizes now rather than when one first runs; all sizes if None.
 
-        Kernels for prompts are chosen and compiled too, which can take ten seconds the first time in a process.
+        Kernels for prompts are chosen and compiled too, and a text that is made up is read and answered where no other
+        request runs: so the first request waits for nothing but its own work. The first time on a machine takes a
+        minute, since compiled kernels are kept.
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
+        from coattn.engine.runner.rehearse import rehearse
         from coattn.kernels.prompt.warm import warm
 
         with self.engine.paused():
             warm(self._layers, self.max_length)
-            return self.runner.warm_up(sizes)
+            made = self.runner.warm_up(sizes)
+            if made and not self.engine.scheduler.running:
+                rehearse(self.runner, self.max_length)
+            return made
 
     def trace(self) -> StepTrace | None:
         """Where the time of the last decode step went. Waits for a step that runs on another thread."""

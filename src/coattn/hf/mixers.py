@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,17 @@ from coattn.types import Phase, Step
 
 CACHES = ("cache_params", "past_key_values")
 """What mixers call the cache that they are given."""
+
+
+class States(Protocol):
+    """Where states lie: a `StateStore`."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, `[rows, ...]`."""
+
+    def table(self, seqs: int) -> tuple[Tensor, Tensor]:
+        """Which row each sequence's state is, and which one becomes it, int32 `[seqs]` each."""
 
 
 class OneLayer(Cache):  # type: ignore[misc]
@@ -65,16 +76,16 @@ class MixerForm:
         made, start = list[Tensor](), 0
         for part in running.parts:
             given, start = hidden[:, start : start + part.tokens], start + part.tokens
-            made += [self._decode(store, given)] if part.phase is Phase.DECODE else self._read(store, part, given)
+            made += [self.decode(store, given)] if part.phase is Phase.DECODE else self._read(store, part, given)
         return made[0] if len(made) == 1 else torch.cat(made, 1)
 
-    def _decode(self, store: StateStore, hidden: Tensor) -> Tensor:
+    def decode(self, store: States, hidden: Tensor) -> Tensor:
         """hidden `[1, seqs, hidden_size]`, a token of each sequence. Tensors only, so that it can be captured."""
         read, write = store.table(hidden.shape[1])
         cache = OneLayer(self.mixer, {name: store.tensors[name].index_select(0, read) for name in self.names}, True)
         out = self._run(hidden.transpose(0, 1), cache)
         for name, (kind, number, _, _) in zip(self.names, self.mixer.states, strict=True):
-            store.tensors[name].index_copy_(0, write, cache.changed(kind, number))
+            store.tensors[name].index_copy_(0, write.long(), cache.changed(kind, number))
         return out.transpose(0, 1)
 
     def _read(self, store: StateStore, part: Step, hidden: Tensor) -> list[Tensor]:

@@ -92,7 +92,8 @@ class HttpCall:
         if elsewhere is None:  # in one go: else the first of a burst would wait for the prompts of all
             return await run(threads, lambda: self._submit(make(self.llm)))
         order = await run(threads, make, self.llm)
-        if order.session is not None:  # a session's turn is read where the session lies
+        # a session's turn is read where the session lies, and a prompt that is scored is read here
+        if order.session is not None or order.params.prompt_logprobs is not None:
             return await run(threads, self._submit, order)
         return await run(elsewhere.threads, self._read, elsewhere, order)
 

@@ -12,15 +12,17 @@ from starlette.responses import JSONResponse, Response
 from coattn.engine.llm import LLM
 from coattn.engine.store.keys import digest
 from coattn.serve.answer.head import ChoiceAnswer
+from coattn.serve.answer.messages import MessagesAnswer
+from coattn.serve.answer.ollama import OllamaAnswer
 from coattn.serve.answer.responses import ResponsesAnswer
 from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context
 from coattn.serve.errors import ApiError
 from coattn.serve.gate import TENANT
 from coattn.serve.schema.base import Sampling
-from coattn.serve.sse import EventStream, GoneError, unless_gone
+from coattn.serve.sse import EVENTS, EventStream, GoneError, unless_gone
 
-Answer = ChoiceAnswer | ResponsesAnswer
+Answer = ChoiceAnswer | MessagesAnswer | OllamaAnswer | ResponsesAnswer
 """Builds what a client gets: `whole`, or the events of a stream as bytes."""
 POSITION = "x-queue-position"
 """The header that says how many requests had to end before this one could begin when it came."""
@@ -35,8 +37,10 @@ async def respond(
     wanted: int,
     make: Callable[[LLM], Order],
     build: Callable[[LLM, Order], Answer],
+    media: str = EVENTS,
 ) -> Response:
-    """wanted: answers in all; make: runs on another thread, for what is not in every body; build: the answer's form.
+    """wanted: answers in all; make: runs on another thread, for what is not in every body; build: the answer's form;
+    media: the type of a stream.
 
     A stream's headers wait for its first event, so that what fails before it has a status of its own.
     """
@@ -72,7 +76,7 @@ async def respond(
         events = _events(call, answer, context)
         first = await unless_gone(request.receive, anext(events))
         streaming = True
-        return EventStream(events, call.close, first, headers)
+        return EventStream(events, call.close, first, media, headers)
     except GoneError:
         return Response(status_code=CLOSED)
     finally:

@@ -8,9 +8,11 @@ from coattn.kernels import experts
 from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
 from coattn.kernels.average import Average, update, weigh
+from coattn.kernels.fetch_tokens import fetch_tokens
+from coattn.kernels.note_case import NotedCases, note_case
 from coattn.kernels.recall import recall
 from coattn.kernels.sink_logits import sink_states, with_sink_piece
-from coattn.parts.select.host_tokens import list_tokens
+from coattn.parts.select.host_tokens import list_tokens, token_memory
 from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
 
@@ -19,9 +21,11 @@ from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import attend as attend_kernel
 from coattn.kernels.triton import average as average_kernel
 from coattn.kernels.triton import experts as expert_kernels
+from coattn.kernels.triton import fetch_tokens as fetch_kernel
 from coattn.kernels.triton import linear as linear_kernel
 from coattn.kernels.triton import merge as merge_kernel
 from coattn.kernels.triton import model as model_kernels
+from coattn.kernels.triton import note_case as note_kernel
 from coattn.kernels.triton import read_keys as read_kernel
 from coattn.kernels.triton import recall as recall_kernel
 
@@ -156,6 +160,21 @@ def test_append(block: int, flushes: bool) -> None:
     assert torch.equal(host[0], host[1])
 
 
+@pytest.mark.parametrize(("k", "d"), [(1, 24), (21, 128)])
+def test_fetch_tokens(k: int, d: int) -> None:
+    host = token_memory(random(6, 3, 2, 8, d, dtype=torch.float32, seed=1))
+    to = [random(2 * k + 3, 3, 2, 1, d, dtype=torch.float32, seed=2) for _ in range(2)]
+    draws = torch.Generator().manual_seed(3)
+    blocks, rows = torch.randint(6, (2, 3, k), generator=draws), torch.randint(8, (2, 3, k), generator=draws)
+    table = (blocks * 2 * 3 * 8 + rows).int().to(DEVICE)
+    count = torch.tensor([[0, k, 1], [k // 2, 1, k]], dtype=torch.int32, device=DEVICE)
+    fetch_kernel.fetch_tokens(to[0], host, table, count)
+    fetch_tokens.reference(to[1], host, table, count)
+    assert torch.equal(to[0], to[1])
+    assert torch.equal(to[0][k, 2], host[table[1, 2, 0].long(), 2])
+    assert torch.equal(to[0][: 2 * k, 0][:k], random(2 * k + 3, 3, 2, 1, d, dtype=torch.float32, seed=2)[:k, 0])
+
+
 @pytest.mark.parametrize(("block", "d"), [(4, 24), (32, 128)])
 def test_recall(block: int, d: int) -> None:
     host = random(6, 3, 2, block, d, dtype=torch.float32, seed=1)
@@ -204,11 +223,35 @@ def test_linear(tokens: int, n: int, k: int, bias: bool) -> None:
 def test_model_kernels() -> None:
     wide = random(1, 3, 6, 40, dtype=torch.float32)
     weight = random(40, dtype=torch.float32, seed=1)
-    want = weight * wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
-    torch.testing.assert_close(model_kernels.rms_norm(wide, weight, 1e-5), want)
+
+    def normed(x: Tensor, w: Tensor = weight) -> Tensor:
+        return w * x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+    torch.testing.assert_close(model_kernels.rms_norm(wide, weight, 1e-5), normed(wide))
+    got = model_kernels.rms_norm(wide, weight, 1e-5, model_kernels.SHIFTED)
+    torch.testing.assert_close(got, normed(wide, weight + 1))
+    x, residual = random(1, 3, 40, dtype=torch.float32, seed=7), random(1, 3, 40, dtype=torch.float32, seed=8)
+    late, shifted = (weight, 1e-5, model_kernels.LATE), (weight, 1e-5, model_kernels.SHIFTED)
+    total, after = model_kernels.add_norm(x, residual, late, shifted)
+    torch.testing.assert_close(total, residual + normed(x))
+    torch.testing.assert_close(after, normed(total, weight + 1))
+    total, after = model_kernels.add_norm(x, residual, None, late)
+    torch.testing.assert_close((total, after), (residual + x, normed(residual + x)))
+    torch.testing.assert_close(model_kernels.add_norm(x, residual, late, None)[1], residual + normed(x))
     sliced = random(1, 3, 100, dtype=torch.float32)
     gate, up = sliced[..., :48], sliced[..., 50:98]
-    torch.testing.assert_close(model_kernels.gated_silu(gate, up), torch.nn.functional.silu(gate) * up)
+    torch.testing.assert_close(model_kernels.gated(gate, up), torch.nn.functional.silu(gate) * up)
+    for shape in ((6, 40), (3, 2, 40), (3, 1, 2, 40)):  # experts and states have tokens along another axis
+        other, again = (random(*shape, dtype=torch.float32, seed=seed) for seed in (5, 6))
+        torch.testing.assert_close(model_kernels.rms_norm(other, weight, 1e-5), normed(other))
+        if len(shape) < 4:
+            want = torch.nn.functional.silu(other) * again
+            torch.testing.assert_close(model_kernels.gated(other, again), want)
+    want = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(model_kernels.gated(gate, up, "gelu_tanh"), want)
+    both = random(1, 3, 4, 60, dtype=torch.float32)  # heads, each with its gate after something else
+    up = random(1, 3, 4, 40, dtype=torch.float32, seed=1)
+    torch.testing.assert_close(model_kernels.gated(both[..., 20:], up, "sigmoid"), both[..., 20:].sigmoid() * up)
     q, k = random(1, 4, 3, 32, dtype=torch.float32), random(1, 2, 3, 32, dtype=torch.float32, seed=1)
     cos, sin = random(1, 3, 32, dtype=torch.float32, seed=2), random(1, 3, 32, dtype=torch.float32, seed=3)
 
@@ -226,13 +269,38 @@ def test_prepare_heads(normed: bool, tokens: int, q_heads: int, kv_heads: int) -
     x = random(1, tokens, (q_heads + 2 * kv_heads) * d, dtype=torch.float32)
     cos, sin = random(1, tokens, d, dtype=torch.float32, seed=2), random(1, tokens, d, dtype=torch.float32, seed=3)
     weights = (random(d, dtype=torch.float32, seed=4), random(d, dtype=torch.float32, seed=5))
-    got = model_kernels.prepare_heads(x, cos, sin, q_heads, kv_heads, weights if normed else None, 1e-5)
+    norms = (*weights, 1e-5, model_kernels.LATE) if normed else None
+    got = model_kernels.prepare_heads(x, cos, sin, q_heads, kv_heads, d, norms)
     heads = x.view(1, tokens, -1, d)
     parts = (heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + kv_heads])
     if normed:
         parts = tuple(model_kernels.rms_norm(p, w, 1e-5) for p, w in zip(parts, weights, strict=True))
     want = model_kernels.rotary(*(p.transpose(1, 2) for p in parts), cos, sin)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(("d", "turned", "pairs"), [(32, 16, False), (24, 8, True), (16, 16, True)])
+def test_prepare_heads_that_are_turned_in_part(d: int, turned: int, pairs: bool) -> None:
+    """And with something else after each query, normed with one added to the weights."""
+    step, size = d + 8, (1, 3)
+    x = random(*size, 4 * step + 2 * d + 2 * d, dtype=torch.float32)
+    cos, sin = (random(*size, turned, dtype=torch.float32, seed=seed) for seed in (2, 3))
+    weights = random(d, dtype=torch.float32, seed=4), random(d, dtype=torch.float32, seed=5)
+    norms = (*weights, 1e-5, model_kernels.SHIFTED)
+    got = model_kernels.prepare_heads(x, cos, sin, 4, 2, d, norms, step, pairs)
+    own = x[..., : 4 * step].view(*size, 4, step)[..., :d], x[..., 4 * step : 4 * step + 2 * d].view(*size, 2, d)
+    angles = (cos, sin)
+    if pairs:
+        angles = tuple(y[..., : turned // 2].repeat_interleave(2, -1) for y in angles)
+    for part, each, weight in zip(got, own, weights, strict=True):
+        y = (each * (each.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * (1 + weight)).transpose(1, 2)
+        z = y[..., :turned]
+        if pairs:
+            other = torch.stack([-z[..., 1::2], z[..., ::2]], -1).flatten(-2)
+        else:
+            other = torch.cat([-z[..., turned // 2 :], z[..., : turned // 2]], -1)
+        z = z * angles[0][:, None] + other * angles[1][:, None]
+        torch.testing.assert_close(part, torch.cat([z, y[..., turned:]], -1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "top", "count"), [(1, 2, 8), (1, 5, 6), (3, 2, 4), (40, 3, 4)])
@@ -278,3 +346,21 @@ def test_a_token_without_numbers_has_experts_that_exist() -> None:
         torch.full((1, 5), float("nan"), device=DEVICE), None, experts.Routing("softmax", 2, True), torch.float32
     )
     assert (index < 5).all()
+
+
+def test_note_case() -> None:
+    """Four rows: two name this layer, one another, one is padding."""
+    group, kv_heads, d, block, slots = 3, 2, 24, 4, 5
+    q, out = (random(4, kv_heads * group, d, dtype=torch.float32, seed=i) for i in (1, 2))
+    near, far = (random(4, pieces, kv_heads * group, dtype=torch.float32, seed=i) for i, pieces in ((3, 2), (4, 3)))
+    near[1, 0] = -torch.inf
+    memory = random(9, kv_heads, 2, block, d, dtype=torch.float32, seed=5)
+    numbers = [[7, 7, 2, -1], [1, 0, 1, 0], [4, 2, 0, 0], [8, 3, 1, 0]]
+    layers, heads, owners, blocks = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in numbers)
+    found = []
+    for run in (note_case.reference, note_kernel.note_case):
+        into = NotedCases.zeros(slots, group, d, block, DEVICE)
+        run(q, out, near, far, memory, blocks, into, (layers, heads, owners), 7)
+        found.append(into.rows)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert found[0].any(1).tolist() == [False, False, True, False, True]

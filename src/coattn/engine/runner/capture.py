@@ -233,7 +233,7 @@ def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequenc
     if reason is None:
         runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
         runner.around = runner.fusion.active
-        reason = runner.fusion.waits()
+        reason = runner.fusion.waits(runtime.states)
         if reason is None:
             return runner
         runner.fusion.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from coattn.hf.quantised.module import PackedLinear
 from coattn.hf.stored import is_plain
@@ -17,12 +19,56 @@ SLACK = 4
 """Relative error allowed, in units of the dtype's last place: sums in another order."""
 
 
-def eps_of(module: nn.Module) -> float | None:
-    """The epsilon of a norm over the root mean square, or None where the module is none."""
+Norm = tuple[Tensor, float, int]
+"""Weight, epsilon, and which kind of `kernels/triton/model.py` it is."""
+
+
+def norm_of(module: Any) -> Norm | None:
+    """A norm over the root mean square, or None where the module is none."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    fits = type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1
-    return float(eps) if fits and eps is not None else None
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or weight.dim() != 1 or not eps:
+        return None
+    kind = _norm_kind(type(module), float(eps), module)
+    return None if kind is None else (weight, float(eps), kind)
+
+
+_norm_kinds: dict[tuple[type, float], int | None] = {}
+
+
+@torch.no_grad()
+def _norm_kind(own: type[nn.Module], eps: float, module: nn.Module) -> int | None:
+    """Where norms of a class round and whether they add one to their weights: a small one is tried, on the CPU."""
+    if (own, eps) not in _norm_kinds:
+        draws, small = torch.Generator().manual_seed(0), copy.copy(module)
+        x, w = (torch.randn(shape, generator=draws).bfloat16() for shape in ((1, 3, 32), (32,)))
+        small.__dict__ = {**module.__dict__, "_parameters": {"weight": nn.Parameter(w, requires_grad=False)}}
+        wide = x.float()
+        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        made = (y.bfloat16() * w, (y * w.float()).bfloat16(), (y * (1 + w.float())).bfloat16())
+        try:
+            got = own.forward(small, x)
+            wrong = [int((got != each).sum()) for each in made]
+            _norm_kinds[own, eps] = wrong.index(min(wrong)) if min(wrong) <= FEW else None
+        except Exception:  # it wants anything else
+            _norm_kinds[own, eps] = None
+    return _norm_kinds[own, eps]
+
+
+FEW = 2
+"""Of 96 numbers, those that may be rounded otherwise."""
+
+
+def act_of(mlp: Any) -> str | None:
+    """Which activation a gated MLP has, of those that kernels compute."""
+    own, x = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)), torch.linspace(-4, 4, 33)
+    known = {"silu": functional.silu(x), "gelu_tanh": functional.gelu(x, approximate="tanh")}
+    try:
+        return next(
+            (name for name, y in known.items() if own is not None and torch.allclose(own(x), y, atol=1e-5)), None
+        )
+    except Exception:  # it is no function of a tensor
+        return None
 
 
 def rotary_form(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

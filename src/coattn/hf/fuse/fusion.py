@@ -16,16 +16,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from coattn.hf.experts import is_experts, is_router, top_of
+from coattn.cache.states import StateStore
+from coattn.hf.experts import holds_experts, is_experts, is_router, top_of
 from coattn.hf.forward import Session
 from coattn.hf.fuse.experts import by_size, expert_form, router_forms, router_input, safe_form
-from coattn.hf.fuse.forms import eps_of, is_plain_linear, replaced, rotary_form, same, weight_of
-from coattn.hf.fuse.layer import layer_form
+from coattn.hf.fuse.forms import act_of, is_plain_linear, norm_of, replaced, rotary_form, same, weight_of
+from coattn.hf.fuse.layer import LayerForm, layer_forms
+from coattn.hf.fuse.mixers import delta_step, scratch, tried
 from coattn.hf.fuse.siblings import Siblings, find_siblings
+from coattn.hf.mixers import MixerForm, States
 from coattn.hf.stored import first_of
 from coattn.hf.waits import waits
 from coattn.kernels.linear import linear
 from coattn.kernels.streams import current
+from coattn.step.running import RunningStep
+from coattn.types import Phase, Step
 
 ROTARY = "apply_rotary_pos_emb"
 DRAWS = 3
@@ -69,27 +74,32 @@ class Fusion:
     def _all_siblings(self) -> list[Siblings]:
         return [each for siblings in self._siblings.values() for each in siblings]
 
-    def waits(self) -> str | None:
-        """Why a step of the model in its fused forms cannot be captured, or None."""
+    def waits(self, states: StateStore | None = None) -> str | None:
+        """Why a step of the model in its fused forms cannot be captured, or None. states: those of a model that has
+        some; a row of padding changes."""
         ids = torch.zeros(1, dtype=torch.int64, device=self.session.device)
+        if states is not None:
+            states.plan(())
         try:
             with self.active(), self.session.through():
-                return waits(lambda: self.session.hidden(_Pretend(), None, ids, ids))
+                return waits(lambda: self.session.hidden(_Pretend(states), _decoding(1), ids, ids))
         except Exception:  # a model that needs more than an attention: only a capture can tell
             return None
 
     def _fuse(self, module: Any) -> set[nn.Module]:
         """Finds the form of a module -> what nobody calls any more."""
-        from coattn.kernels.triton.model import gated_silu, rms_norm
+        from coattn.kernels.triton.model import gated, rms_norm
 
-        hidden = int(self.model.config.hidden_size)
-        whole, eps = layer_form(module, self._siblings), eps_of(module)
-        if whole is not None:
+        hidden, norm = int(self.model.config.hidden_size), norm_of(module)
+        for whole in layer_forms(module, self._siblings):
             # an attention that anybody can compute: the cache has nothing to attend to yet
-            with self.session.calling(_Pretend(), None):
-                return whole.inside if self._use("layers", module, whole, hidden) else set()
-        if eps is not None:
-            self._use("norms", module, lambda x: rms_norm(x, module.weight, eps), len(module.weight))
+            with self.session.calling(*self._pretended(whole)):
+                if self._use("layers", module, whole, hidden):
+                    return whole.inside
+        if norm is not None:
+            self._use("norms", module, lambda x: rms_norm(x, *norm), len(module.weight))
+        elif isinstance(mixer := vars(module).get("forward"), MixerForm):
+            self._fuse_mixer(mixer, module)
         elif is_experts(module):
             self._fuse_experts(module)
         elif is_router(module):
@@ -97,13 +107,33 @@ class Fusion:
             any(self._fits("routers", module, form, [given]) for form in router_forms(module))
         elif is_plain_linear(module) and module not in self._members:
             self._use("linears", module, lambda x: linear(x, weight_of(module), module.bias), module.in_features)
-        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")) and (act := act_of(module)):
 
             def gate(x: Tensor) -> Tensor:
-                return cast("Tensor", module.down_proj(gated_silu(module.gate_proj(x), module.up_proj(x))))
+                return cast("Tensor", module.down_proj(gated(module.gate_proj(x), module.up_proj(x), act)))
 
             self._use("gates", module, gate, hidden)
         return set()
+
+    def _pretended(self, whole: LayerForm) -> tuple[_Pretend, RunningStep | None]:
+        """What a layer is tried under: three tokens of one sequence, or of three where it has a state."""
+        if whole.qkv is not None:
+            return _Pretend(), None
+        mixer: MixerForm = whole.attn.forward
+        own = cast("Tensor", first_of(whole.attn))
+        return _Pretend(scratch(mixer, 3, own.device, self.shape.dtype)), _decoding(3)
+
+    def _fuse_mixer(self, mixer: MixerForm, module: Any) -> None:
+        """The form of its decode step: checked with three sequences."""
+        step, own = delta_step(mixer, module, self._siblings.get(module, ())), first_of(module)
+        if step is None or own is None:
+            return
+        x = self._random(own.device, 1, 3, int(self.model.config.hidden_size))
+        made = [partial(tried, each, scratch(mixer, 3, own.device, x.dtype), x) for each in (mixer.decode, step)]
+        with current(own.device):
+            if same(*made):
+                self._forms.append((mixer, "decode", step))
+                self.summary["mixers"] = self.summary.get("mixers", 0) + 1
 
     def _fuse_experts(self, module: Any) -> None:
         """The form for experts: checked with one token and with several. Others are at least made safe to capture."""
@@ -124,7 +154,7 @@ class Fusion:
         if kind == "layers":
             options = {"position_embeddings": self._angles(device), "attention_mask": None, "position_ids": None}
         # where one of two experts that are as likely comes in, another rounding takes the other
-        draws = DRAWS if any(map(is_experts, module.modules())) else 1
+        draws = DRAWS if any(map(holds_experts, module.modules())) else 1
         return any(
             self._fits(kind, module, form, [[self._random(device, 1, 3, width)]], **options) for _ in range(draws)
         )
@@ -162,8 +192,18 @@ class Fusion:
         return torch.randn(shape, device=device).to(self.shape.dtype)
 
 
+def _decoding(seqs: int) -> RunningStep:
+    """A decode step that nobody has begun."""
+    nobody: Any = None
+    step = Step(Phase.DECODE, tuple(range(seqs)), (0,) * seqs, (1,) * seqs)
+    return RunningStep(step, nobody, nobody, eager=False)
+
+
 class _Pretend:
     """Stands for a runtime: an attention in which queries, keys and values all matter, and nothing is stored."""
+
+    def __init__(self, states: States | None = None) -> None:
+        self.states = states
 
     def attend(self, _running: Any, _layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         group = q.shape[1] // k.shape[1]
