@@ -1,7 +1,9 @@
-"""Times linear layers in 4 and 8 bits beside the time that their packed bytes take: `packed_products.py [FORM]`.
+"""Times linear layers in 4 to 8 bits beside the time of their packed bytes: `packed_products.py [FORM] [experts]`.
 
-For each size of a layer and number of tokens: microseconds of the fastest tile, which tile, and its multiple of the
-bytes' time at the speed that a copy reaches here; the last column is PyTorch's product in bfloat16. Needs a GPU.
+FORM: one of `FORMS`, such as int4 or Q4_K. For each size of a layer and number of tokens: microseconds of the fastest
+tile, which tile, and its multiple of the bytes' time at the speed that a copy reaches here; the last column is
+PyTorch's product in bfloat16. With `experts`, mixtures instead: microseconds of both matrices, beside the bytes of the
+experts in use. Needs a GPU.
 """
 
 import sys
@@ -10,7 +12,9 @@ from itertools import product
 import torch
 import triton.testing
 
-from coattn.kernels.quantise.weights import pack
+from coattn.hf.quantised.formats import each_of
+from coattn.kernels.quantise.weights import HIGH_BITS, NARROW, SUPER, Packed, pack
+from coattn.kernels.triton import packed_experts as mixture
 from coattn.kernels.triton import packed_linear as kernel
 
 SIZES = {
@@ -18,6 +22,22 @@ SIZES = {
     "Qwen3-32B": [(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)],
     "Mistral-Small-24B": [(6144, 5120), (5120, 4096), (65536, 5120), (5120, 32768)],
 }
+MIXTURES = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "gpt-oss-120b": (128, 4, 2880, 2880)}
+"""Experts, those of a token, hidden size, inner size."""
+FORMS = {
+    "int4": ("int4", 128, "half", None),
+    "int8": ("int8", 128, "half", None),
+    "fp8": ("fp8", 128, "half", None),
+    "Q4_0": ("int4", 32, "half", None),
+    "Q4_K": ("int4", 32, "uint8", "uint8"),
+    "Q5_K": ("int5", 32, "uint8", "uint8"),
+    "Q6_K": ("int6", 16, "int8", None),
+    "Q8_0": ("int8", 32, "half", None),
+    "IQ4_XS": ("iq4", 32, "int8", None),
+    "mxfp4": ("fp4", 32, "powers", None),
+    "nf4": ("nf4", 64, "float", None),
+}
+"""Form, columns that share a scale, how scales and minima are stored."""
 TILES = list(product((16, 32, 64, 128), (2, 4, 8), (3, 4, 6)))
 
 
@@ -26,19 +46,36 @@ def time(call: object) -> float:
     return float(triton.testing.do_bench(call, warmup=5, rep=20)) * 1e3
 
 
+def random_weight(name: str, n: int, k: int) -> Packed:
+    """A matrix of random codes."""
+    form, group, scales, minima = FORMS[name]
+    top = 2 ** (4 + HIGH_BITS.get(form, 0)) if form in NARROW else 120
+    codes = torch.randint(0, top, (n, k), dtype=torch.uint8, device="cuda")
+    shape, supers = (k // group, n), None
+    if scales in ("half", "float"):
+        first = torch.rand(shape, device="cuda").to(torch.float16 if scales == "half" else torch.float32)
+    else:
+        dtype = torch.int8 if scales == "int8" else torch.uint8
+        first = torch.randint(*((118, 124) if scales == "powers" else (1, 32)), shape, dtype=dtype, device="cuda")
+        if scales != "powers":
+            supers = torch.rand(1 + (minima is not None), -(-k // SUPER), n, device="cuda").half()
+    zeros = None if minima is None else torch.randint(0, 64, shape, dtype=torch.uint8, device="cuda")
+    return pack(codes.view(torch.int8) if form == "int8" else codes, first, zeros, form, group, 1, supers)
+
+
+def bytes_of(weight: Packed) -> int:
+    """Of all its tensors."""
+    return sum(x.nbytes for x in weight.tensors.values())
+
+
 def main(form: str) -> None:
     """Prints the table of one form."""
-    big = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    speed = 2 * big.numel() / time(lambda: big.add_(1))
-    print(f"bytes at {speed / 1e6:.2f} TB/s")
+    speed = copy_speed()
     for name, sizes in SIZES.items():
         for n, k in sizes:
-            codes = torch.randint(0, 16 if form == "int4" else 120, (n, k), dtype=torch.uint8, device="cuda")
-            codes = codes.view(torch.int8) if form == "int8" else codes
-            scales = torch.rand(k // 128, n, device="cuda").half()
-            weight = pack(codes, scales, None, form, 128)
+            weight = random_weight(form, n, k)
             plain = torch.randn(n, k, device="cuda").bfloat16()
-            floor = (weight.codes.nbytes + scales.nbytes) / speed
+            floor = bytes_of(weight) / speed
             for tokens in (1, 4, 16, 32):
                 x = torch.randn(1, tokens, k, device="cuda").bfloat16()
                 found = {}
@@ -51,7 +88,36 @@ def main(form: str) -> None:
                 own, usual = found.get(kernel.tile_of(n), 0), time(lambda x=x, w=plain: x @ w.T)
                 print(f"{name:18} {n:6} x {k:6} {tokens:3} tokens: {found[best]:8.1f} us {best!s:14}", end=" ")
                 print(f"{found[best] / floor:5.2f} of the floor; as launched {own:8.1f} us; bfloat16 {usual:8.1f} us")
+            unpacked, floor = time(lambda w=weight: kernel.unpack(w, torch.bfloat16)), floor + plain.nbytes / speed
+            print(f"{name:18} {n:6} x {k:6} unpacked: {unpacked:8.1f} us, {unpacked / floor:5.2f} of the floor")
+
+
+def mixtures(form: str) -> None:
+    """Prints the table of one form for experts, those of each token drawn by themselves."""
+    speed = copy_speed()
+    for name, (count, top, hidden, inner) in MIXTURES.items():
+        if hidden % FORMS[form][1] or inner % FORMS[form][1]:
+            continue
+        first = each_of(random_weight(form, count * 2 * inner, hidden), count)
+        second = each_of(random_weight(form, count * hidden, inner), count)
+        for tokens in (1, 4, 16, 32):
+            x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+            index = torch.rand(tokens, count, device="cuda").argsort(-1)[:, :top].contiguous()
+            weights = torch.rand(tokens, top, device="cuda").bfloat16()
+            given = x, index, weights, (first, None), (second, None), lambda y: y[..., ::2] * y[..., 1::2]
+            took = time(lambda given=given: mixture.packed_experts(*given))
+            read = (bytes_of(first) + bytes_of(second)) * len(index.unique()) / count / speed
+            print(f"{name:14} {tokens:3} tokens: {took:8.1f} us, {took / read:5.2f} of the bytes of experts in use")
+
+
+def copy_speed() -> float:
+    """Bytes a microsecond."""
+    big = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    speed = 2 * big.numel() / time(lambda: big.add_(1))
+    print(f"bytes at {speed / 1e6:.2f} TB/s")
+    return speed
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "int4")
+    chosen = next((word for word in sys.argv[1:] if word in FORMS), "int4")
+    (mixtures if "experts" in sys.argv else main)(chosen)

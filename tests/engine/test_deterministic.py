@@ -72,6 +72,7 @@ def alone(method: str, dtype: torch.dtype, texts: list[list[int]], **more: Any) 
         return [bits(llm.generate(text, asked())[0]) for text in texts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_fifty_requests_in_random_company_are_as_alone(method: str, dtype: torch.dtype) -> None:
@@ -101,6 +102,7 @@ def test_fifty_requests_in_random_company_are_as_alone(method: str, dtype: torch
         in_order(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_without_it_company_changes_bits(dtype: torch.dtype) -> None:
     """Else the test above could not fail."""
@@ -111,6 +113,7 @@ def test_without_it_company_changes_bits(dtype: torch.dtype) -> None:
     assert any(one != other for one, other in zip(found, want, strict=True))
 
 
+@pytest.mark.slow
 def test_short_memory_and_a_disk_change_nothing(tmp_path: Path) -> None:
     """Stored chunks come and go, and requests wait for room rather than give way."""
     texts = prompts(30)
@@ -125,7 +128,7 @@ def test_short_memory_and_a_disk_change_nothing(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_leaves_the_others_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = prompts(4)
+    texts = [prompt(20 + i, seed=i) for i in range(4)]
     want = alone("full", torch.float32, texts)
     with engine("full", torch.float32) as llm:
         handles = [llm.submit(text, asked(), streams=False) for text in texts]

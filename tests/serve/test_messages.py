@@ -175,7 +175,8 @@ def test_an_answer_goes_on_where_the_last_message_ends(server: Running) -> None:
 def test_what_a_conversation_is_as_a_chat() -> None:
     chat = as_chat(MessagesRequest.model_validate(recorded("claude_code")["body"]))
     said = [each.model_dump(exclude_none=True) for each in chat.messages]
-    assert said[0] == {"role": "system", "content": "You are a coder.\ncwd: /src"}, "the billing line is left out"
+    assert said[0]["role"] == "system"
+    assert said[0]["content"].split("\n")[1:] == ["You are a coder.", "cwd: /src"]
     assert said[1]["content"] == "<system-reminder>Be brief.</system-reminder>\nwhat is in a.py and b.py"
     assert (said[2]["content"], said[2]["reasoning_content"]) == ("I look.", "two files")
     assert [each["function"]["arguments"] for each in said[2]["tool_calls"]] == [

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from coattn.hf.load import Loaded
 
 ORIGIN = re.compile(r"\*|https?://[^/\s?#]+")
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 ENGINE = ("max_batch", "max_length", "chunk", "target_ms", "deterministic", "max_waiting", "disk_memory")
 """Options that `LLM` has under the same names."""
-SETTINGS = ("host", "port", "names", "origins", "drain", "stall", "key_requests", "key_tokens")
+SETTINGS = ("host", "port", "names", "origins", "drain", "stall", "key_requests", "key_tokens", "traces")
 """Options that are fields of `Settings`."""
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
@@ -102,6 +103,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     show_default=True,
     help="Compile kernels and capture the decode steps as CUDA graphs before the first request.",
 )
+@click.option("--traces", metavar="URL", help="Send OpenTelemetry spans of requests to this OTLP collector.")
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @click.option("--no-access-log", is_flag=True, help="Do not log a line for each request.")
 @role_options
@@ -143,6 +145,8 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
             raise ConfigError(
                 f"--origin is {origin!r}, which is not an origin.", "Give one such as https://chat.example."
             )
+    if options["traces"] is not None:
+        check_traces(options["traces"])
     settings = Settings(
         keys=keys,
         max_body=parse_bytes(options["max_body"], "--max-body") or 0,
@@ -203,6 +207,23 @@ def check_serve() -> None:
         raise ConfigError(
             f"Serving needs {', '.join(missing)}, which is not installed.",
             f'Run `pip install {" ".join(missing)}`, or `pip install ".[serve]"` in a checkout of coattn.',
+        )
+
+
+def check_traces(url: str) -> None:
+    """Raises ConfigError where spans cannot be sent."""
+    if not re.match(r"https?://[^/\s]", url):
+        raise ConfigError(
+            f"--traces is {url!r}, which is no address.", "Give one such as http://127.0.0.1:4318/v1/traces."
+        )
+    try:
+        found = importlib.util.find_spec("opentelemetry.sdk") and importlib.util.find_spec(EXPORTER)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ConfigError(
+            "--traces needs OpenTelemetry, which is not installed.",
+            'Run `pip install ".[traces]"` in a checkout of coattn.',
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ class Routing(NamedTuple):
     scale: float = 1.0
 
 
+Gate = Callable[[Tensor], Tensor]
+"""`[.., 2 * inner]` -> `[.., inner]`: activation and product of what an expert's first matrix gives."""
 KINDS = ("softmax", "sigmoid", "late")
 
 

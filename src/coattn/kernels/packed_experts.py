@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from coattn.kernels.experts import Gate
 from coattn.kernels.packed_linear import packed_linear
 from coattn.kernels.quantise.weights import Packed
-
-Gate = Callable[[Tensor], Tensor]
-"""`[.., 2 * inner]` -> `[.., inner]`: activation and product of an expert's first matrix."""
 
 
 def packed_experts(

@@ -107,7 +107,8 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
     form = getattr(parts.config, "gpu_dtype", "model")
-    reader = next((part for part in parts.all()[1:] if not part.takes_gpu_dtype), None)
+    # whoever provides few_bits leaves blocks in GPU memory to the GPU's executor, in whichever bits these are
+    reader = next((part for part in parts.all()[1:] if "few_bits" not in part.provides), None)
     if form != "model" and reader is not None:
         raise ConfigError(
             f"gpu_dtype is {form!r}, but {reader.axis} {reader.name!r} (method {method.name}) reads blocks in the "

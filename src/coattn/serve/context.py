@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from coattn.engine.request import RequestOutput
 from coattn.serve.body import read
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError
@@ -17,6 +18,7 @@ from coattn.serve.limits import Limits
 from coattn.serve.metrics import Metrics
 from coattn.serve.schema.base import Posted
 from coattn.serve.settings import Settings
+from coattn.serve.spans import Spans
 
 M = TypeVar("M", bound=Posted)
 PROMPT_THREADS = 2
@@ -33,6 +35,7 @@ class Context:
         self.metrics = Metrics(engine, lambda: self.names[0])
         self.limits = Limits(settings.key_requests, settings.key_tokens)
         self.started = time.time()
+        self.spans = None if settings.traces is None else Spans(settings.traces)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,7 +57,15 @@ class Context:
             raise ApiError(404, said, param="model", code="model_not_found")
         return asked
 
+    def done(self, request: Request, output: RequestOutput) -> None:
+        """An answer has ended."""
+        self.metrics.done(output)
+        if self.spans is not None:
+            self.spans.done(request, output, self.names[0])
+
     def close(self) -> None:
+        if self.spans is not None:
+            self.spans.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.grammars.close()
 

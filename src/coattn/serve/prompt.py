@@ -14,7 +14,7 @@ from coattn.serve.errors import ApiError, invalid
 from coattn.serve.schema.chat import ChatRequest, Function, Message, Tool, join_text
 from coattn.serve.schema.completion import TokenizeRequest
 from coattn.serve.steady import Steady
-from coattn.serve.tools.family import knows_tools, tell
+from coattn.serve.tools.family import family_of, knows_tools, tell
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What templates call that which a model has said to itself; those of models that do not reason read none of them."""
@@ -45,8 +45,11 @@ def from_messages(
     """
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
-    plain = steady.messages([_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())])
-    _check_length(llm, sum(len(each["content"]) for each in plain), "messages")
+    family = family_of(llm.tokenizer)
+    as_text = family is not None and family.text_arguments
+    plain = [_plain(message, f"messages.{i}", as_text) for i, message in enumerate(body.messages or ())]
+    plain = steady.messages(plain)
+    _check_length(llm, sum(len(each["content"] or "") for each in plain), "messages")
     effort = getattr(body, "reasoning_effort", None)
     given = {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})}
     own = taken(llm.tokenizer)
@@ -78,8 +81,8 @@ def longest_token(tokenizer: Any) -> int:
     return max(map(len, tokenizer.get_vocab()), default=1)
 
 
-def _plain(message: Message, param: str) -> dict[str, Any]:
-    """A message as templates know it."""
+def _plain(message: Message, param: str, as_text: bool) -> dict[str, Any]:
+    """A message as templates know it. as_text: see `Family.text_arguments`."""
     if message.content is None and not message.tool_calls and message.role != "assistant":
         raise invalid(f"{param}.content", f"{param} has no content.")
     found = message.model_dump(include={"role", "name", "tool_call_id"}, exclude_none=True)
@@ -91,6 +94,10 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
             {"id": each.id, "type": "function", "function": _called(each.function, param)}
             for each in message.tool_calls
         ]
+        if as_text:
+            found["content"] = found["content"] or None
+            for each in found["tool_calls"]:
+                each["function"]["arguments"] = json.dumps(each["function"]["arguments"], ensure_ascii=False)
     if message.reasoning_content and message.role == "assistant":
         # gpt-oss's template calls it `thinking`, and refuses it beside a call that has text
         both = message.tool_calls and found["content"]

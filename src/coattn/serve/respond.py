@@ -71,9 +71,9 @@ async def respond(
         if not body.stream:
             outputs = await unless_gone(request.receive, call.results())
             for output in outputs:
-                context.metrics.done(output)
+                context.done(request, output)
             return JSONResponse(answer.whole(outputs), headers=headers)
-        events = _events(call, answer, context)
+        events = _events(request, call, answer, context)
         first = await unless_gone(request.receive, anext(events))
         streaming = True
         return EventStream(events, call.close, first, media, headers)
@@ -84,7 +84,7 @@ async def respond(
             call.close()
 
 
-async def _events(call: HttpCall, answer: Answer, context: Context) -> AsyncIterator[bytes]:
+async def _events(request: Request, call: HttpCall, answer: Answer, context: Context) -> AsyncIterator[bytes]:
     """Every event of a stream. An error before the first is raised; a later one is an event of its own."""
     told: dict[int, float] = {}
     started = False
@@ -100,7 +100,7 @@ async def _events(call: HttpCall, answer: Answer, context: Context) -> AsyncIter
                     context.metrics.observe("inter_token_latency_seconds", now - told[index])
                 told[index] = now
                 if delta.finish_reason is not None:
-                    context.metrics.done(delta)
+                    context.done(request, delta)
             if data:
                 started = True
                 yield data

@@ -38,6 +38,8 @@ class Settings:
     """A body that has not arrived by then is refused."""
     request_timeout: float | None = None
     """A request that is not done by then fails. A request may ask for less."""
+    traces: str | None = None
+    """Where OpenTelemetry's spans are sent."""
     keep_alive: float = 2.0
     """Between two comments on a stream that has nothing to tell."""
     drain: float = 30.0

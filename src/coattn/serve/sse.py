@@ -70,9 +70,9 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status_code=200)
-        self._more = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._events, self._after, self._first = events, after, first
-        self._lines = [(b"content-type", media.encode()), *HEADERS]
+        more = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._lines = [(b"content-type", media.encode()), *HEADERS, *more]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -82,7 +82,7 @@ class EventStream(Response):
             self._after()
 
     async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*self._lines, *self._more]})
+        await send({"type": "http.response.start", "status": 200, "headers": self._lines})
         if self._first:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for data in self._events:

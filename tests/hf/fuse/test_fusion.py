@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from tests.hf.families import FAMILIES, tiny
+from tests.hf.quantised_folders import write
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
 from coattn.hf.experts import COPYING, expert_modules, implemented
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion, _Pretend
+from coattn.hf.load import load
 from coattn.hf.waits import waits
 from coattn.method.row import compose
 from coattn.method.table import find_method
@@ -95,3 +98,18 @@ def test_a_loop_over_experts_waits() -> None:
         assert waits(lambda: module(x)) is None
     assert model.config._experts_implementation == "eager"
     assert "aten.index" in str(waits(lambda: x[x > 0]))
+
+
+@pytest.mark.parametrize(("scheme", "family"), [("fp8 blocks", "qwen3_moe"), ("int8", "mixtral")])
+def test_layers_whose_experts_are_packed_are_fused(scheme: str, family: str, tmp_path: Path) -> None:
+    write(tmp_path, scheme, family)
+    model = load(tmp_path, dtype="float32", device=DEVICE).model
+    ids, positions = torch.randint(3, 160, (5,), device=DEVICE), torch.arange(5, device=DEVICE)
+    with Session(model) as session:
+        want = session.hidden(_Pretend(), None, ids, positions)
+        fusion = Fusion(session)
+        assert (fusion.summary.get("layers"), fusion.summary.get("routers")) == (3, 3)
+        with fusion.active(), torch.no_grad():
+            got = session.hidden(_Pretend(), None, ids, positions)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        fusion.close()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.kernels.triton.addresses import addresses as addresses
 
 HERE = Path(__file__).parent
 

@@ -258,8 +258,11 @@ def gated(gate: Tensor, up: Tensor, act: str = "silu") -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q `[1, q_heads, tokens, d]`, k `[1, kv_heads, tokens, d]`, cos, sin `[1, tokens, d]` -> rotated by halves."""
+    """q `[1, q_heads, tokens, d]`, k `[1, kv_heads, tokens, d]`, cos, sin `[1, tokens, d]` -> rotated by halves. Raises
+    ValueError where there are angles of some channels alone, which would be read past their end."""
     _, q_heads, tokens, d = q.shape
+    if (cos.shape[-1], sin.shape[-1]) != (d, d):
+        raise ValueError(f"there are angles of {cos.shape[-1]} channels of {d}")
     kv_heads = k.shape[1]
     q_out = torch.empty(1, tokens, q_heads, d, dtype=q.dtype, device=q.device)
     k_out = torch.empty(1, tokens, kv_heads, d, dtype=k.dtype, device=k.device)

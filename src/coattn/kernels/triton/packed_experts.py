@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from coattn.kernels.packed_experts import Gate
+from coattn.kernels.experts import Gate
 from coattn.kernels.quantise.weights import Packed
 from coattn.kernels.triton.experts import MOST_ROWS, TOGETHER, _sharing
 from coattn.kernels.triton.launch import options

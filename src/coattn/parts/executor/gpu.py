@@ -18,7 +18,7 @@ class Gpu(Executor):
 
     name = "gpu"
     runs = frozenset({"gpu", "term"})
-    takes_gpu_dtype = True
+    provides = frozenset({"few_bits"})
 
     def run(self, call: AttentionCall, work: BlockWork | Term) -> State:
         if isinstance(work, Term):

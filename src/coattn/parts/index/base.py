@@ -74,7 +74,7 @@ class NoIndex(Index):
     """Nothing is remembered."""
 
     name = "none"
-    takes_gpu_dtype = True
+    provides = frozenset({"few_bits"})
     resumes = True
 
 

@@ -82,5 +82,5 @@ class NoMaintenance(Maintenance):
     """Nothing moves."""
 
     name = "none"
-    takes_gpu_dtype = True
+    provides = frozenset({"few_bits"})
     resumes = True

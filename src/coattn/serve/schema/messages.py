@@ -14,8 +14,6 @@ from coattn.serve.schema.foreign import FIELDS, refuse
 
 SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), "chat_template_kwargs")
 """Fields that mean the same in a chat."""
-BILLING = "x-anthropic-billing-header:"
-"""Claude Code begins a block of the system with this. It is not for the model, and changes with every request."""
 REFUSED = {
     "mcp_servers": "This server calls no tools itself.",
     "container": "This server runs no code.",
@@ -104,8 +102,8 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     """The same request as a chat. Raises ApiError 400 for what cannot be read or done here."""
     refuse(body, REFUSED)
     messages: list[Json] = []
-    if system := _system(body.system):
-        messages.append({"role": "system", "content": system})
+    if body.system:
+        messages.append({"role": "system", "content": join_text(body.system, "system")})
     names: dict[str | None, str | None] = {}
     for i, turn in enumerate(body.messages):
         _add(messages, names, turn, f"messages.{i}")
@@ -133,11 +131,6 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
         raise from_validation(error) from None
-
-
-def _system(given: str | list[Part] | None) -> str:
-    parts = [Part(type="text", text=given)] if isinstance(given, str) else given or []
-    return join_text([each for each in parts if not (each.text or "").startswith(BILLING)], "system")
 
 
 def _add(messages: list[Json], names: dict[str | None, str | None], turn: Turn, param: str) -> None:

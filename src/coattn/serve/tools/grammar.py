@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from coattn.serve.guide import FORM
-from coattn.serve.tools.family import THINK, THOUGHT, Family
+from coattn.serve.tools.family import HARMONY, THINK, THOUGHT, Family, Tags
+from coattn.serve.tools.tagged import is_text
 
 Json = dict[str, Any]
 ANY = r"/(?s:.*)/"
+KEY = '/[^<>"=\\s]{1,64}/'
+"""A name between tags."""
+END = "<|end|>"
+"""After a thought of gpt-oss."""
 SOLID = r"/(\S(?s:.*))?/"
 """Text that does not begin with white space."""
 
@@ -60,7 +65,11 @@ def tools_grammar(
     thinks: the model may think first; thinking: the prompt ends inside a thought.
     """
     lark = Lark(special)
-    arguments = [lark.json(f"args{i}", schema) for i, (_, schema) in enumerate(tools)]
+    arguments = [_arguments(lark, f"args{i}", family, schema) for i, (_, schema) in enumerate(tools)]
+    if family is HARMONY:
+        return _channels(
+            lark, _choice(lark, [family.written(name) for name, _ in tools], arguments, ""), required, reply
+        )
     names = [name for name, _ in tools]
     more = family.most - 1 if parallel else 0
 
@@ -97,6 +106,76 @@ def reply_grammar(schema: Json, special: dict[str, int], *, thinking: bool) -> s
     """JSON of a schema, after a thought."""
     lark = Lark(special)
     return lark.made(_after_thought(lark, lark.json("reply", schema), True, thinking))
+
+
+def channel_grammar(schema: Json, special: dict[str, int]) -> str:
+    """JSON of a schema in gpt-oss's last channel."""
+    return _channels(Lark(special), None, False, schema)
+
+
+def _channels(lark: Lark, call: str | None, required: bool, reply: Json | None) -> str:
+    """gpt-oss: thoughts and words before a call, then a call or the answer."""
+    lark.rule("ANYTHING", ANY)
+
+    def channel(name: str, body: str) -> str:
+        return f"{lark.text(f'<|channel|>{name}<|message|>')} {body}"
+
+    said = f"ANYTHING {lark.text(END)}"
+    if END not in lark.special:
+        lark.rule(f"said[suffix={json.dumps(END)}]", ANY)
+        said = "said"
+    said = f"{said} {lark.text('<|start|>assistant')}"
+    first = f"({channel('analysis', said)} | {channel('commentary', said)}){{0,8}}"
+    last = channel("final", "ANYTHING" if reply is None else lark.json("reply", reply))
+    ends = [*([f"({call})"] if call else []), *([] if required else [last])]
+    return lark.made(f"{first} ({' | '.join(ends)})")
+
+
+def _arguments(lark: Lark, name: str, family: Family, schema: Json) -> str:
+    """A rule for the arguments of a function, and the number before them."""
+    made = lark.json(name, schema) if family.tags is None else _tagged(lark, name, family.tags, schema)
+    if not family.numbered:
+        return made
+    return lark.rule(f"{name}_numbered", f"/[0-9]{{1,3}}/ {lark.text(family.numbered)} {made}")
+
+
+def _tagged(lark: Lark, name: str, tags: Tags, schema: Json) -> str:
+    """A rule for arguments that meet a schema, in its order; what a schema leaves open may be any text."""
+    defs: Json = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+    given = schema.get("properties")
+    if not isinstance(given, dict) or (not given and schema.get("additionalProperties", True)):
+        before, _, rest = tags.before.partition("KEY")
+        one = f"{lark.text(before)} {KEY} {lark.text(rest)} {_value(lark, f'{name}_any', tags, {'type': 'string'}, {})}"
+        return lark.rule(name, f"({one})*")
+    parts = []
+    for i, (key, each) in enumerate(given.items()):
+        kind = each if isinstance(each, dict) else {}
+        part = f"{lark.text(tags.before.replace('KEY', key))} {_value(lark, f'{name}_{i}', tags, kind, defs)}"
+        parts.append(part if key in schema.get("required", ()) else f"({part})?")
+    return lark.rule(name, " ".join(parts) or '""')
+
+
+def _value(lark: Lark, name: str, tags: Tags, schema: Json, defs: Json) -> str:
+    """A value and the tag after it."""
+    after = lark.text(tags.after)
+    text = is_text(schema)
+    if text is False:
+        return f"{lark.json(name, {**schema, **defs})} {after}"
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if text and isinstance(values, list):
+        return f"({' | '.join(map(json.dumps, values))}) {after}"
+    most = schema.get("maxLength", "")
+    form = rf"(?s:.{{{schema.get('minLength', 0)},{most}}})"
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        start, end = "" if pattern.startswith("^") else "(?s:.*)", "" if pattern.endswith("$") else "(?s:.*)"
+        form = f"{start}(?:{pattern.removeprefix('^').removesuffix('$')}){end}"
+        form = re.sub(r"(?<!\\)/", r"\/", form)
+    mark = tags.after.strip()
+    if mark in lark.special:
+        return f"{lark.rule(name.upper(), f'/{form}/')} {after}"
+    lark.rule(f"{name}[suffix={json.dumps(tags.after)}]", f"/{form}/")
+    return name
 
 
 def _choice(lark: Lark, heads: Sequence[str], arguments: Sequence[str], tail: str) -> str:

@@ -9,20 +9,24 @@ import json
 import re
 import secrets
 import string
+from collections.abc import Sequence
 from typing import Any
 
-from coattn.serve.tools.family import Family
+from coattn.serve.tools.family import JSON_HEAD, Family
+from coattn.serve.tools.tagged import TaggedText
 
 Json = dict[str, Any]
 THOUGHTS = ("thinking", "reasoning", "reasoning_content")
-HEAD = re.compile(r'[\s\[,]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 LETTERS = string.ascii_letters + string.digits
 
 
 class CallText:
     """The raw text of calls in JSON -> their names, and the text of their arguments as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: str) -> None:
+        """opened: see `Family`."""
+        self._head = re.compile(f"(?:{opened or JSON_HEAD})(?={{)")
+        self._escaped_name = not opened
         self.started = 0
         """Calls whose name is known."""
         self._left = ""
@@ -35,10 +39,11 @@ class CallText:
         found: list[tuple[str | None, str]] = []
         while self._left:
             if not self._inside:
-                match = HEAD.match(self._left)
+                match = self._head.search(self._left)
                 if match is None:
                     break
-                found.append((json.loads(match[1]), ""))
+                name = match["name"]
+                found.append((json.loads(f'"{name}"') if self._escaped_name else name, ""))
                 self.started += 1
                 self._inside, self._left = True, self._left[match.end() :]
             else:
@@ -48,6 +53,10 @@ class CallText:
                 self._left = "" if end is None else self._left[end:].lstrip().removeprefix("}")
                 self._inside = end is None
         return found
+
+    def close(self) -> list[tuple[str | None, str]]:
+        """What is left at the end: nothing."""
+        return []
 
     def _end(self) -> int | None:
         """Where the object ends that is being read."""
@@ -78,10 +87,11 @@ class PlainText:
 class ResponseParser:
     """One answer with calls or thoughts in it."""
 
-    def __init__(self, parser: Any, family: Family | None) -> None:
-        self._parser, self._family = parser, family
+    def __init__(self, parser: Any, family: Family | None, tools: Sequence[Json] = ()) -> None:
+        """tools: those that may be called; values between tags are read by their schemas."""
+        self._parser, self._family, self._tools = parser, family, tools
         self.calls = 0
-        self._text = CallText()
+        self._text = self._new()
         self._raw = ""
         """Text of the last region of calls."""
         self._blank = ""
@@ -115,17 +125,27 @@ class ResponseParser:
             elif kind == "region_chunk" and field == "content":
                 self._say(event["text"])
 
+    def _new(self) -> CallText | TaggedText:
+        """For the next region of calls."""
+        if self._family is None or self._family.tags is None:
+            return CallText("" if self._family is None else self._family.opened)
+        return TaggedText(self._family.opened, self._family.tags, self._tools)
+
     def _call(self, kind: str, event: Json) -> None:
         if kind == "region_open":
-            self._text, self._raw, self._blank = CallText(), "", ""
+            self._text, self._raw, self._blank = self._new(), "", ""
         elif kind == "region_chunk":
             self._raw += event["text"]
-            for name, piece in self._text.feed(event["text"]):
-                self._begin(name) if name is not None else self._go_on(piece)
+            self._show(self._text.feed(event["text"]))
         else:
+            self._show(self._text.close())
             value = event["value"] if isinstance(event["value"], list) else [event["value"]]
             for each in value[self._text.started :]:
                 self._whole(each)
+
+    def _show(self, found: list[tuple[str | None, str]]) -> None:
+        for name, piece in found:
+            self._begin(name) if name is not None else self._go_on(piece)
 
     def _whole(self, call: Any) -> None:
         """A call that was not seen to come."""
@@ -141,6 +161,8 @@ class ResponseParser:
         length = None if self._family is None else self._family.id_length
         word = "".join(secrets.choice(LETTERS) for _ in range(length or 24))
         given = {"index": self.calls, "id": word if length else f"call_{word}", "type": "function"}
+        if self._family is not None and self._family.numbered:
+            given["id"] = f"functions.{name}:{self.calls}"
         self.calls += 1
         self._delta.setdefault("tool_calls", []).append({**given, "function": {"name": name, "arguments": ""}})
 

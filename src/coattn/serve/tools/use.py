@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from coattn.engine.llm import LLM
@@ -13,6 +14,7 @@ from coattn.serve.errors import ApiError, invalid
 from coattn.serve.guide import Grammars
 from coattn.serve.schema.chat import ChatRequest, Tool
 from coattn.serve.tools.family import (
+    HARMONY,
     HERMES,
     THINK,
     Family,
@@ -22,7 +24,7 @@ from coattn.serve.tools.family import (
     response_template,
     special_tokens,
 )
-from coattn.serve.tools.grammar import reply_grammar, tools_grammar
+from coattn.serve.tools.grammar import channel_grammar, reply_grammar, tools_grammar
 from coattn.serve.tools.parser import PlainText, Reader, ResponseParser
 
 Json = dict[str, Any]
@@ -115,21 +117,23 @@ def use(body: ChatRequest, choice: Choice, llm: LLM, ids: list[int], grammars: G
         thoughts = {"thinks": thinks, "thinking": thinking}
         guide: Callable[[], Guide] | None = _tools_guide(body, choice, llm, family, grammars, **thoughts)
     elif reply is not None and thinks:
-        guide = grammars.lark(reply_grammar(reply, special, thinking=thinking), llm)
+        made = channel_grammar if family is HARMONY else partial(reply_grammar, thinking=thinking)
+        guide = grammars.lark(made(reply, special), llm)
     else:
         guide = grammars.compile(body.response_format, llm)
     plain = [tool.model_dump(exclude_none=True) for tool in choice.tools]
-    given = not choice.required and own is not None
+    known = family is HARMONY or (family is not None and bool(choice.tools))
+    given = own is not None and not known
 
     def read() -> ResponseParser:
         if given:
             parser = tokenizer.get_response_parser(prefix=ids, tools=plain or None)
         else:
-            template = response_template(family if choice.tools else None)
+            template = response_template(family if choice.tools or family is HARMONY else None)
             parser = tokenizer.get_response_parser(template, prefix=THINK if thinking else "", tools=plain or None)
-        return ResponseParser(parser, family)
+        return ResponseParser(parser, family, plain)
 
-    written = "" if family is None else family.first + family.head + THINK
+    written = "" if family is None else family.first + family.head + family.tail + family.numbered + THINK
     return Use(guide, read, any(mark in written for mark in special) or given)
 
 
