@@ -150,6 +150,8 @@ def methods_page() -> str:
     parts += [_method_section(name) for name in METHODS]
     rows = [(f"`{name}`", "unset", text) for name, text in HELP.items()]
     parts.append("## Parameters of every method\n\n" + table(("parameter", "default", "meaning"), rows))
+    hidden = {name for row in METHODS.values() for name in row.internal}
+    hidden -= {name for row in METHODS.values() for name in describe(row)["params"]}
     parts.append("## Parts\n\nWhat a row may name on each axis. A row of your own may mix them as far as they fit.\n")
     for axis, kinds in PARTS.items():
         rows = [
@@ -158,7 +160,7 @@ def methods_page() -> str:
                 _does(kind),
                 _names(kind.needs),
                 _names(kind.provides),
-                _names(kind.parameters()),
+                _names(kind.parameters().keys() - hidden),
             )
             for name, kind in kinds.items()
         ]

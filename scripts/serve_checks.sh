@@ -41,13 +41,16 @@ stop() { # ends the server that this script started, and asks for exit code 0
 }
 trap '[ -n "$server" ] && kill "$server" 2>/dev/null || true' EXIT
 
-clients() { # OpenAI's Python client in two major versions, README's curl, and the client of npm
+clients() { # OpenAI's Python client in two major versions, Anthropic's, README's curl, and OpenAI's client of npm
   start --max-length 1024
   for version in "openai>=2.8,<3" "openai>=3,<4"; do
     folder="$OUT/$(echo "$version" | tr -c 'a-z0-9\n' _)"
     "$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder" "$version" httpx httpcore certifi distro jiter sniffio tqdm
     PYTHONPATH="$folder" "$PYTHON" scripts/serve_client.py "$URL"
   done
+  folder="$OUT/anthropic"
+  "$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder" "anthropic>=2,<3" httpx2 httpcore2 distro docstring_parser jiter sniffio
+  PYTHONPATH="$folder" "$PYTHON" scripts/serve_anthropic.py "$URL"
   command=$(sed -n 's/^`\(curl .*\)`$/\1/p' README.md)
   bash -c "${command/http:\/\/127.0.0.1:8000/$URL}" | tee "$OUT/curl.json" | grep -q '"object":"text_completion"'
   echo "README's curl: $(cut -c 1-60 "$OUT/curl.json") ..."

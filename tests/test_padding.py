@@ -16,6 +16,7 @@ from coattn.types import LayerShape, Step
 SLOTS, LENGTH, HEADS, KV_HEADS, D = 5, 200, 4, 2, 16
 CASES = [
     ("full", {"block": 8}),
+    ("full", {"block": 8, "gpu_dtype": "int4"}),
     ("offload", {"block": 8}),
     ("cpu", {"block": 8, "window_blocks": 3}),
     ("cpu", {"block": 8, "window_blocks": 30}),

@@ -26,6 +26,8 @@ class Part:
     needs: ClassVar[frozenset[str]] = frozenset()
     provides: ClassVar[frozenset[str]] = frozenset()
     help_text: ClassVar[dict[str, str]] = {}
+    takes_gpu_dtype: ClassVar[bool] = False
+    """Whether it works where blocks in GPU memory are in 8 or 4 bits: it leaves reading them to the executor."""
     capturable: ClassVar[bool] = True
     """Whether its part of a decode step can be captured in a CUDA graph: nothing on the host, no synchronisation."""
 

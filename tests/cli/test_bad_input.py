@@ -61,6 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--method", "offload", "--set", "host_dtype=int8"], ["'pull'", "method cpu"]),
         (["generate", "hello", "--method", "full", "--set", "host_dtype=int8"], ["no parameter 'host_dtype'"]),
         (["generate", "hello", "--method", "cpu", "--set", "host_dtype=int9"], ["'int9'"]),
+        (["generate", "hello", "--method", "full", "--set", "gpu_dtype=int9"], ["gpu_dtype is 'int9'", "int4"]),
+        (["generate", "hello", "--method", "quest", "--set", "gpu_dtype=int8"], ["index 'digests'", "method full"]),
+        (
+            ["generate", "hello", "--method", "duo", "--set", "gpu_dtype=int4"],
+            ["select 'retrieval_heads'", "method full"],
+        ),
         (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
         (["generate", "hello", "--set", f"block={HUGE}"], ["at most"]),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),

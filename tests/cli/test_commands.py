@@ -56,10 +56,10 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(sinks))
     found = run_json("doctor", "--model", str(tmp_path))
     assert "64 query heads on 8, each of 64 numbers and a sink" in [use["reason"] for use in found["uses"]]
-    (tmp_path / "config.json").write_text(json.dumps({**sinks, "quantization_config": {"quant_method": "mxfp4"}}))
+    (tmp_path / "config.json").write_text(json.dumps({**sinks, "quantization_config": {"quant_method": "nvfp4"}}))
     found = run_json("doctor", "--model", str(tmp_path))
     assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}
-    assert "quantised by 'mxfp4'" in found["hints"][0]
+    assert "quantised by 'nvfp4'" in found["hints"][0]
     assert "runs" in coattn("doctor", "--model", str(tmp_path)).stdout
     odd = {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps(odd))

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from tests.cache.integrity import check_blocks
-from tests.engine.rows import measured, options
+from tests.engine.rows import ROWS, measured, options
 from tests.engine.small import tokenizer
 from tests.hf.families import FAMILIES as KNOWN
 from tests.hf.families import tiny
@@ -37,7 +37,6 @@ from coattn.errors import CoattnError
 from coattn.hf.load import load
 from coattn.hf.prefilled import prefill
 from coattn.method.row import compose
-from coattn.method.table import METHODS
 from coattn.native.core import extension
 from coattn.step.running import RunningStep
 from coattn.types import Phase
@@ -79,8 +78,6 @@ class Case:
     after: bool
     nth: int = 0
     """How many such places are passed by before it is raised."""
-    audited: bool = False
-    """Under `auto`: numbers may differ then, and nothing else."""
 
     def __str__(self) -> str:
         where = "put" if self.layer == PUT else f"layer {self.layer}"
@@ -128,16 +125,16 @@ def elsewhere(family: str, length: int, seed: int) -> Any:
 
 def stages(row: str) -> bool:
     """Whether a share of the weights may lie in DRAM: not where queries are predicted."""
-    return METHODS[row].schedule != "layer_ahead"
+    return ROWS[row].schedule != "layer_ahead"
 
 
 def matrix(captured: bool = False) -> Iterator[Case]:
     """Every case there is. captured: of steps that a GPU replays."""
-    for row, family, phase in product(METHODS, FAMILIES, CAPTURED if captured else ()):
+    for row, family, phase in product(ROWS, FAMILIES, CAPTURED if captured else ()):
         for layer, after in product(LAYERS if phase in ("between", "staged") else (0,), (False, True)):
             if (phase, after) not in (("host", True), ("launched", True)) and (phase != "staged" or stages(row)):
                 yield Case(row, family, phase, layer, after)
-    for row, family, phase in product(METHODS, FAMILIES, PHASES):
+    for row, family, phase in product(ROWS, FAMILIES, PHASES):
         for layer, after in product((*LAYERS, PUT) if phase in STORED else LAYERS, (False, True)):
             yield Case(row, family, phase, layer, after)
 
@@ -149,11 +146,11 @@ class Scenario:
         """variant: of a session, what it has stored is forgotten before its turn, or the turn is left out."""
         self.case, self.disturbed, self.variant, self.played = case, disturbed, variant, Played()
         given = {"max_batch": 3, "max_length": 160, "chunk": 24, **options(case.row)}
-        given |= measured(case.row, model(case.family)) | ({"audit": True} if case.audited else {})
+        given |= measured(case.row, model(case.family))
         self.given = elsewhere(case.family, 70, 5) if case.phase == "remote" else None
         if case.phase == "staged":
             given["weights_on_gpu"] = 0.7
-        self.llm = coattn.LLM((model(case.family), None), case.row, disk=folder / "disk", **given)
+        self.llm = coattn.LLM((model(case.family), None), ROWS[case.row], disk=folder / "disk", **given)
         self.runtime = self.llm.runner.runtime
         self.handles: dict[str, Handle] = {}
         self.armed: str | None = None
@@ -402,7 +399,7 @@ def run(case: Case) -> Played | None:
             wrong = compare(output, other, may_fail=False)
         # whose draws go on; and who has dropped tokens, or filled pools, for a step that is not
         again = case.phase == "runner" and case.after and case.row in ("h2o", "tova", "auto")
-        numbers = case.row == "random" or again or case.audited
+        numbers = case.row == "random" or again
         found.problems += [f"{name}: {x}" for x in wrong if not numbers or x.startswith(("failed", "ended"))]
     return found
 
@@ -410,7 +407,7 @@ def run(case: Case) -> Played | None:
 def references(case: Case, tokens: list[int], name: str) -> Iterator[RequestOutput]:
     """Of a session whose turn failed: the next one's answer without it. Of a lossy row that has read again what it had
     decoded, or had nothing to go on from: what it answers then."""
-    exact = compose(METHODS[case.row]).exact
+    exact = compose(ROWS[case.row]).exact
     if case.phase == "session":
         for variant in ("no turn",) if exact else ("forgotten", "no turn", "forgotten, no turn"):
             played = undisturbed(Case(case.row, case.family, case.phase, 0, False), variant)
@@ -424,7 +421,7 @@ def references(case: Case, tokens: list[int], name: str) -> Iterator[RequestOutp
 def alone(row: str, family: str, tokens: tuple[int, ...]) -> RequestOutput:
     """The answer to a text that nobody has read before, once another has made whatever the first prompt makes."""
     given = {"max_batch": 1, "max_length": 160, "chunk": 24, **options(row)} | measured(row, model(family))
-    with coattn.LLM((model(family), None), row, reuse=False, **given) as llm:
+    with coattn.LLM((model(family), None), ROWS[row], reuse=False, **given) as llm:
         llm.generate([*PREFIX, *ids(3, 2)], PARAMS)
         return llm.generate(list(tokens), PARAMS)[0]
 
@@ -454,7 +451,7 @@ def draw(dice: random.Random) -> Case:
     phase = dice.choice(PHASES)
     layer = dice.choice((*LAYERS, PUT) if phase in STORED else LAYERS)
     return Case(
-        dice.choice(list(METHODS)),
+        dice.choice(list(ROWS)),
         dice.choice(FAMILIES),
         phase,
         layer,
@@ -469,7 +466,7 @@ def main() -> int:
     parser.add_argument("--captured", action="store_true", help="with the cases of steps that a GPU replays")
     parser.add_argument("--fuzz", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", nargs="*", default=list(METHODS))
+    parser.add_argument("--rows", nargs="*", default=list(ROWS))
     parser.add_argument("--phases", nargs="*", default=[*CAPTURED, *PHASES])
     parser.add_argument("--part", default="0/1", help="such as 1/2: of every two cases, the second")
     parser.add_argument("--show", action="store_true", help="print every problem")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from tests.engine.faults import PARAMS, compare, ids, model
-from tests.engine.rows import measured, options
+from tests.engine.rows import ROWS, measured, options
 from tests.engine.small import check_tables
 
 import coattn
@@ -28,19 +28,18 @@ from coattn.engine.request import RequestOutput
 from coattn.engine.session import Session
 from coattn.errors import BudgetError
 from coattn.method.row import compose
-from coattn.method.table import METHODS
 from coattn.step.check import whole_parameters
 
 FAMILIES = ("llama", "gemma3", "mistral_sliding", "gpt_oss")
 LONGEST = 160
-EXACT = [name for name, row in METHODS.items() if compose(row).exact]
+EXACT = [name for name, row in ROWS.items() if compose(row).exact]
 TURNS = 5
 
 
 def settings(row: str, whole: bool) -> dict[str, Any]:
     """Parameters that leave nothing out, or much."""
     given = options(row)
-    return {**given, **(whole_parameters(compose(METHODS[row], **given), LONGEST) or {})} if whole else given
+    return {**given, **(whole_parameters(compose(ROWS[row], **given), LONGEST) or {})} if whole else given
 
 
 @cache
@@ -48,7 +47,7 @@ def alone(row: str, family: str, tokens: tuple[int, ...]) -> RequestOutput:
     """The answer to a text that nobody has read before."""
     given = {"max_batch": 1, "max_length": LONGEST, "chunk": 16, **settings(row, whole=False)}
     given |= measured(row, model(family))
-    with coattn.LLM((model(family), None), row, reuse=False, **given) as llm:
+    with coattn.LLM((model(family), None), ROWS[row], reuse=False, **given) as llm:
         return llm.generate(list(tokens), PARAMS)[0]
 
 
@@ -63,7 +62,7 @@ class History:
         self.asked: list[tuple[Handle, str]] = []
         given = {"max_batch": 2, "max_length": LONGEST, "chunk": 16, "session_dir": folder / "sessions"}
         given |= measured(row, model(family))
-        self.llm = coattn.LLM((model(family), None), row, disk=folder / "disk", **given, **settings(row, whole))
+        self.llm = coattn.LLM((model(family), None), ROWS[row], disk=folder / "disk", **given, **settings(row, whole))
         self.sessions = [self.llm.session("0")]
 
     def play(self) -> list[str]:
@@ -180,7 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Random histories of conversations.")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", nargs="*", default=list(METHODS))
+    parser.add_argument("--rows", nargs="*", default=list(ROWS))
     parser.add_argument("--part", default="0/1", help="such as 1/2: of every two, the second")
     given = parser.parse_args()
     logging.getLogger("coattn").setLevel(logging.ERROR)

@@ -16,11 +16,14 @@ from coattn.method.registry import PARTS
 from coattn.method.table import METHODS
 
 BLOCK = 8
+CODED = METHODS["full"].variant("full,gpu_dtype=int4", "Lossy. `full` in 4 bits.", gpu_dtype="int4")
+ROWS = {**METHODS, CODED.name: CODED}
+"""Those of the table, and one whose tokens are rounded where they lie."""
 
 
 def options(name: str) -> dict[str, Any]:
     """Parameters of a row of the table, with blocks of eight tokens where the rule leaves it to us."""
-    row = METHODS[name]
+    row = ROWS[name]
     fits = not any("block" in getattr(PARTS[axis][name], "fixes", {}) for axis, name in row.parts())
     given = {**SMALL.get(row.select, {}), **SMALL_CACHE[row.cache], **({"block": BLOCK} if fits else {})}
     more = {
@@ -29,28 +32,26 @@ def options(name: str) -> dict[str, Any]:
         "quest": {"dense_layers": 0},
         "hgca": {"beta": 0.5},
         "duo": {"heads": "alternate"},
-        # what a step waits for follows from audits, and which cases these are hangs on who else runs
-        "auto": {"audit": False},
     }
     return given | more.get(name, {})
 
 
 def shares(name: str) -> bool:
     """Whether requests share what is stored: it is all there, as it was, whoever it is of."""
-    row = METHODS[name]
+    row = ROWS[name]
     return resumes(name) and row.cache not in ("recent", "values") and not PARTS["index"][row.index].by_sequence  # type: ignore[attr-defined]
 
 
 def resumes(name: str) -> bool:
     """Whether a sequence can come back to all parts of a row."""
-    row = METHODS[name]
+    row = ROWS[name]
     return PARTS["index"][row.index].resumes and PARTS["maintenance"][row.maintenance].resumes  # type: ignore[attr-defined]
 
 
 def measured(name: str, model: Any) -> dict[str, Any]:
     """What an engine with a tokenizer measures of a model: without it the first sequences decide, and who fails has a
     part in that."""
-    return {"sketch": _sketch(model)} if METHODS[name].index == "sketch" else {}
+    return {"sketch": _sketch(model)} if ROWS[name].index == "sketch" else {}
 
 
 @cache

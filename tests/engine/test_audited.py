@@ -5,7 +5,7 @@ from tests.engine.small import greedy, llm, prompt
 
 from coattn import SamplingParams
 from coattn.auto.audit.tally import Tally
-from coattn.engine.request import Request
+from coattn.engine.request import Request, RequestOutput
 
 pytest.importorskip("pydantic")
 from coattn.serve.answer.head import about
@@ -26,6 +26,23 @@ def test_every_request_says_what_was_audited() -> None:
     first = outputs[0].audit
     over = first["error"] > 0.2
     assert (first["over_target"] is not None) == over
+
+
+def test_what_is_audited_of_a_request_does_not_depend_on_who_else_runs() -> None:
+    """So its answer does not either: what its steps wait for follows from it."""
+    params = greedy(20, ignore_eos=True, logprobs=1)
+    alone: list[RequestOutput] = []
+    beside: list[RequestOutput] = []
+    for others in (0, 2):
+        with llm("auto", block=8, window_blocks=2, quality=0.9, pool_share=0.05) as engine:
+            engine.generate(prompt(70, seed=8), params)  # whose keys decide how others are coded
+            ids = [prompt(90, seed=3), *(prompt(60 + n, seed=n) for n in range(others))]
+            (alone, beside)[others > 0].append(engine.generate(ids, params)[0])
+    assert alone[0].audit == beside[0].audit
+    assert alone[0].audit["audits"] > 8
+    assert alone[0].token_ids == beside[0].token_ids
+    found = [[token.logprob for token in one.logprobs or ()] for one in (*alone, *beside)]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
 def test_what_is_not_audited_says_nothing() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.faults import MORE_FAMILIES, Case, matrix, run
+from tests.engine.rows import ROWS
 
 from coattn.engine.scheduler import Scheduler
-from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
 
 SEED = 41
@@ -21,7 +21,7 @@ PLAIN = ("first", "decode")
 ALL = list(matrix())
 OF_EVERY_ROW = [
     random.Random(SEED + i).choice([case for case in ALL if case.row == row and case.phase in PLAIN])
-    for i, row in enumerate(METHODS)
+    for i, row in enumerate(ROWS)
 ]
 SOME = random.Random(SEED).sample(ALL, 32)
 MORE = [
@@ -29,7 +29,8 @@ MORE = [
     for row, family, phase in product(("full", "cpu", "auto"), MORE_FAMILIES, ("decode", "mixed", "session", "prefix"))
     for layer, after in ((0, False), (1, True))
 ]
-AUDITED = [Case("auto", "llama", phase, 1, after=True, audited=True) for phase in ("decode", "mixed", "prefix")]
+AUDITED = [Case("auto", "llama", phase, 1, after=True) for phase in ("decode", "mixed", "prefix")]
+"""What a step of `auto` waits for follows from audits, which are each request's own."""
 ON_GPU = random.Random(SEED).sample([case for case in matrix(captured=True) if case.phase != "disk"], 40)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from tests.engine.faults import MORE_FAMILIES
 from tests.engine.histories import EXACT, FAMILIES, History
+from tests.engine.rows import ROWS
 
-from coattn.method.table import METHODS
-
-KINDS = [(row, family) for row in METHODS for family in FAMILIES]
+KINDS = [(row, family) for row in ROWS for family in FAMILIES]
 QUICK = [
     ("full", "gemma3"),
     ("cpu", "mistral_sliding"),

@@ -191,6 +191,7 @@ def test_rows_that_cannot_share_say_why() -> None:
         ("tova", {}, "not in its blocks"),
         ("infinigen", {}, "not in its blocks"),
         ("cpu", {"host_dtype": "int8"}, "rounded"),
+        ("full", {"gpu_dtype": "int4"}, "rounded"),
         ("full", {"prefill_block": 16}, "prefill_block"),
     ):
         with engine(method, **more) as llm:

@@ -18,6 +18,7 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype, bool]] = [
     ("full", {}, torch.bfloat16, False),
     ("cpu", {}, torch.float32, True),
     ("cpu", {"host_dtype": "int8"}, torch.float32, False),
+    ("full", {"gpu_dtype": "int8"}, torch.float32, False),
     ("hgca", {}, torch.float32, False),
 ]
 

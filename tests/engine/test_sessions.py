@@ -26,9 +26,10 @@ def engine(method: str, folder: Path, seed: int = 0, **more: Any) -> coattn.LLM:
 
 PACKED = {"host_dtype": "int8"}
 """Blocks whose scales lie in GPU memory too."""
+CODED = [("full", {"gpu_dtype": "int8"}), ("full", {"gpu_dtype": "int4"})]
 
 
-@pytest.mark.parametrize(("method", "more"), [*((name, {}) for name in METHODS), ("auto", PACKED)])
+@pytest.mark.parametrize(("method", "more"), [*((name, {}) for name in METHODS), ("auto", PACKED), *CODED])
 def test_a_turn_reads_nothing_again_also_after_a_restart(method: str, more: dict[str, Any], tmp_path: Path) -> None:
     stored = [0, 45 + 4, 45 + 5 + 3 + 4]  # the last token of an answer is not stored
     if not resumes(method):

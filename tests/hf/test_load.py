@@ -172,7 +172,7 @@ def refuse_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "error", "said"),
     [
         ({"model_type": "mamba2", "state_size": 8}, UnsupportedError, "family 'mamba2'"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, UnsupportedError, "quantised by 'mxfp4'"),
+        ({"quantization_config": {"quant_method": "nvfp4"}}, UnsupportedError, "quantised by 'nvfp4'"),
         ({"max_position_embeddings": 40}, ConfigError, "max_length is 64, but .* has 40 positions"),
         ({}, BudgetError, r"The weights of .* in float32 need .* KiB of memory, but only 1\.0 KiB is free"),
     ],

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.kernels.quantised_weights import FORMS, random_packed
+from tests.kernels.quantised_weights import FORMS, bytes_of_codes, random_packed
 
 from coattn.kernels import packed_linear as module
-from coattn.kernels.packed_linear import packed_linear
+from coattn.kernels.packed_linear import packed_embedding, packed_linear
 from coattn.kernels.quantise.weights import can_join, join_packed, unpack
 
 CPU = torch.device("cpu")
@@ -14,10 +14,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("form", FORMS)
 def test_unpacking_gives_the_numbers(form: str) -> None:
     weight, want = random_packed(FORMS[form], 48, 192, CPU)
-    torch.testing.assert_close(unpack(weight, torch.float64), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(unpack(weight, torch.float64), want, rtol=1e-6, atol=1e-9)
     assert torch.equal(unpack(weight, torch.float32, 16, 40), unpack(weight, torch.float32)[16:40])
-    bits = 4 if weight.form == "int4" else 8
-    assert weight.codes.nbytes == 48 * 192 * bits // 8
+    high = 0 if weight.high is None else weight.high.nbytes
+    assert weight.codes.nbytes + high == bytes_of_codes(FORMS[form], 48, 192)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -44,9 +44,18 @@ def test_matrices_become_one_where_they_are_stored_alike(form: str) -> None:
         return
     joined = join_packed(parts)
     want = torch.cat([numbers for _, numbers in pairs])
-    torch.testing.assert_close(unpack(joined, torch.float64), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(unpack(joined, torch.float64), want, rtol=1e-6, atol=1e-9)
     first = joined.between(0, 32)
     assert torch.equal(unpack(first, torch.float64), unpack(pairs[0][0], torch.float64))
     assert torch.equal(unpack(joined.between(32, 48), torch.float64), unpack(pairs[1][0], torch.float64))
     assert first.codes.data_ptr() == joined.codes.data_ptr()
     assert not can_join([parts[0], parts[1]._replace(order=torch.arange(128).int())])
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if form.rows == 1])
+def test_an_embedding_gives_rows_in_any_order(form: str) -> None:
+    weight, numbers = random_packed(FORMS[form], 48, 512, CPU)
+    ids = torch.tensor([[47, 0, 3], [3, 3, 20]])
+    got = packed_embedding(ids, weight, torch.float64)
+    assert got.shape == (2, 3, 512)
+    torch.testing.assert_close(got, numbers[ids], rtol=1e-6, atol=1e-9)

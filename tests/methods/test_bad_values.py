@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from coattn.cli.methods import describe
 from coattn.errors import ConfigError
 from coattn.method.row import compose
 from coattn.method.table import METHODS
@@ -52,3 +53,16 @@ CASES = [
 def test_bad_values_are_refused(method: str, params: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         compose(METHODS[method], **params).build()
+
+
+def test_settings_for_experiments_are_taken_and_not_listed() -> None:
+    row = METHODS["auto"]
+    assert describe(row)["params"].keys() == {"quality", "host_dtype", "sketch"}
+    assert row.internal <= compose(row).params.keys()
+    assert compose(row, now=2.0).params["now"] == 2.0
+    with pytest.raises(ConfigError) as refused:
+        compose(row, qualty=1)
+    assert "Did you mean quality?" in refused.value.hint
+    with pytest.raises(ConfigError) as refused:
+        compose(row, zzz=1)
+    assert not any(name in refused.value.hint for name in ("pool_share", "code_bytes", "window_blocks"))

@@ -22,8 +22,10 @@ from coattn.kernels.quantise.layer_file import TextOrigin
 from coattn.kernels.quantise.skew import SKEWS, skew_of
 from coattn.method.row import compose
 from coattn.method.table import METHODS
+from coattn.step.probe import Probe
 from coattn.step.runtime import Runtime
 from coattn.tools.calibrate.skews import read_skews
+from coattn.types import Phase, Step
 
 ROW = METHODS["infinigen"]
 SMALL = {"budget": 12, "alpha": 1.5, "dense_layers": 1, "ahead_from": 1, "partial": 0.4}
@@ -110,7 +112,8 @@ def test_bytes_on_the_gpu_are_those_of_window_skew_and_partial_keys() -> None:
     staging = sum(
         world.runtime.groups[0].executor.staging.unit * n for n in [world.runtime.groups[0].executor.staging.blocks]
     )  # type: ignore[attr-defined]
-    assert world.ledger.held["gpu"] == LAYERS * (window + basis + partial) + staging
+    ahead = 2 * 2 * 12 * KV_HEADS * 2 * DIM * 4  # two halves of 12 tokens for each sequence
+    assert world.ledger.held["gpu"] == LAYERS * (window + basis + partial) + staging + ahead
     held = world.runtime.groups[0].index
     assert sum(x.nbytes for x in held.basis.values()) == LAYERS * basis  # type: ignore[attr-defined]
     world.runtime.release()
@@ -215,3 +218,60 @@ def test_runs_under_attach_with_predicted_queries() -> None:
 def test_a_place_that_does_not_fetch_is_refused() -> None:
     with pytest.raises(MethodError, match="needs the GPU as the executor, over PCIe"):
         compose(replace(ROW, executor="cpu"))
+
+
+class Poisoned(Probe):
+    """When a layer has attended, what the next one reads in DRAM means nothing any more, until the step is over."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.kept = world, dict[int, Tensor]()
+
+    def output(self, step: Step, layer: int, out: Tensor) -> None:
+        if step.phase is Phase.DECODE and layer + 1 < LAYERS:
+            memory = self.world.runtime.groups[0].cache.dram.memory[layer + 1]
+            self.kept[layer + 1] = memory.clone()
+            memory.fill_(torch.nan)
+
+    def commit(self, step: Step) -> None:
+        for layer, own in self.kept.items():
+            memory = self.world.runtime.groups[0].cache.dram.memory[layer]
+            memory.copy_(own.where(memory.isnan(), memory))  # but what the step has written there
+        self.kept.clear()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_layer_attends_to_what_came_behind_the_layer_before(fixed: bool) -> None:
+    """Blocks in DRAM lose their numbers right before the layer's turn: only what is on the GPU by then counts."""
+    worlds = [World(ROW, **SMALL, fixed=fixed, block=8) for _ in range(2)]
+    for world in worlds:
+        world.step(90, 41)
+    worlds[1].runtime.probes.append(Poisoned(worlds[1]))
+    for _ in range(9):
+        plain, poisoned = (world.step(1, 1, guess=lambda q: q.roll(1, 0) + 0.3) for world in worlds)
+        for one, other in zip(plain, poisoned, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-5)
+    assert all(world.picked(0, 2)[0] for world in worlds), "tokens in DRAM are attended"
+
+
+def test_without_the_prefetch_the_same_numbers_are_read_in_dram() -> None:
+    worlds = [World(row, **SMALL, block=8) for row in (ROW, replace(ROW, executor="pull", schedule="layer_ahead"))]
+    for world in worlds:
+        world.step(90, 41)
+    for _ in range(5):
+        ahead, there = (world.step(1, 1, guess=lambda q: q.roll(1, 0) + 0.3) for world in worlds)
+        for one, other in zip(ahead, there, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    worlds[1].runtime.probes.append(Poisoned(worlds[1]))
+    assert any(torch.isnan(out).any() for out in worlds[1].step(1, 1)), "the poison is seen"
+
+
+def test_bytes_that_come_ahead_are_those_of_the_tokens_taken() -> None:
+    world = World(ROW, **SMALL, block=8)
+    world.step(90, 41)
+    world.step(1, 1)
+    step = Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1))
+    tokens = sum(len(own) for slot in (0, 1) for layer in (1, 2) for own in world.picked(slot, layer))
+    assert tokens > 20
+    assert world.runtime.report(step)["prefetched_bytes"] == tokens * 2 * DIM * 4
+    world.runtime.release()
+    assert world.ledger.held["gpu"] == 0

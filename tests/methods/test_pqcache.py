@@ -9,13 +9,15 @@ from tests.methods.fetched import DIM, GROUP, KV_HEADS, LAYERS, SCALE, World
 from torch import Tensor
 
 import coattn
+from coattn.errors import ConfigError
 from coattn.kernels.quantise.kmeans import cluster, nearest
 from coattn.method.table import METHODS
 from coattn.types import Step
 from coattn_lab.bench.kv import fill_randomly
 
 ROW = METHODS["pqcache"]
-SMALL = {"sinks": 4, "compress": 0.3, "subbits": 4}
+SMALL = {"sinks": 4, "compress": 0.3, "subbits": 4, "cache_tokens": 0}
+CACHED = {**SMALL, "cache_tokens": 48, "cache_block": 16}
 PIECE = DIM // 2
 
 
@@ -164,3 +166,111 @@ def test_random_keys_of_a_benchmark_are_chosen_from(method: str) -> None:
     picked = world.picked(0, 2)[0]
     assert 4 < len(picked) < 80
     assert picked != list(range(len(picked)))
+
+
+class SlowCache:
+    """By block of a sequence: how often, and when last, it was among the most chosen."""
+
+    def __init__(self, places: int, size: int) -> None:
+        self.places, self.size, self.held, self.clock = places, size, dict[int, tuple[int, int]](), 0
+
+    def step(self, chosen: list[set[int]], there: int) -> None:
+        self.clock += 1
+        counts: dict[int, int] = {}
+        for own in chosen:
+            for p in own:
+                if (p // self.size + 1) * self.size <= there:
+                    counts[p // self.size] = counts.get(p // self.size, 0) + 1
+        most = sorted(counts, key=lambda b: (-counts[b], b))[: self.places]
+        used = [b for b in most if b in self.held]
+        for b in used:
+            self.held[b] = self.held[b][0] + 1, self.clock
+        for b in (b for b in most if b not in used):
+            if len(self.held) == self.places:
+                fresh = {*used, *(b for b, own in self.held.items() if own == (1, self.clock))}
+                del self.held[min((b for b in self.held if b not in fresh), key=lambda b: self.held[b])]
+            self.held[b] = 1, self.clock
+
+
+def cached(world: World, slot: int, layer: int) -> list[int]:
+    """By KV head, how many tokens the last step found in the cache."""
+    work = next(w for w in world.probe.by_layer[layer].works if w.kind == "cached")
+    return work.blocks.tokens[slot].tolist()
+
+
+@pytest.mark.parametrize("block", [4, 8])
+def test_hits_are_those_of_a_cache_that_drops_what_is_used_least(block: int) -> None:
+    """Beside a slow re-statement, and beside the same steps without a cache: every number is the same."""
+    plain, world = (World(ROW, **own, block=block, window_blocks=1) for own in (SMALL, CACHED))
+    slows = {(slot, layer): SlowCache(3, 16) for slot in (0, 1) for layer in range(LAYERS)}
+    for each in (plain, world):
+        torch.manual_seed(0)
+        each.step(130, 95)
+    hits, misses, dropped = 0, 0, 0
+    for _ in range(25):
+        # codebooks are drawn at random, in the first of these steps
+        expected, outs = [], []
+        for each, found in ((plain, expected), (world, outs)):
+            torch.manual_seed(1)
+            found += each.step(1, 1)
+        for one, other in zip(expected, outs, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-4)
+        for (slot, layer), slow_cache in slows.items():
+            listed, far = plain.picked(slot, layer), world.picked(slot, layer)
+            near = [sum(p // 16 in slow_cache.held for p in own) for own in listed]
+            assert cached(world, slot, layer) == near
+            assert [len(own) for own in far] == [len(own) - n for own, n in zip(listed, near, strict=True)]
+            assert all(p // 16 not in slow_cache.held for own in far for p in own)
+            prompt = (130, 95)[slot]
+            begin = world.lengths[slot] - 1 - int((prompt - 4) * 0.3 * 0.5)
+            before = set(slow_cache.held)
+            slow_cache.step([{p for p in own if 4 <= p < begin} for own in listed], world.window(slot))
+            dropped += len(before - set(slow_cache.held))
+            hits, misses = hits + sum(near), misses + sum(map(len, far))
+    assert hits > 500
+    assert misses > 500
+    assert dropped > 5, "the cache is too small for all"
+
+
+def test_bytes_over_pcie_are_those_that_the_cache_lacks() -> None:
+    world = World(ROW, **CACHED, block=8)
+    world.step(130, 95)
+    for _ in range(5):
+        world.step(1, 1)
+    step = Step.of((0, 1), tuple(n - 1 for n in world.lengths), (1, 1))
+    report = world.runtime.report(step)
+    far = [world.picked(slot, layer) for slot in (0, 1) for layer in range(LAYERS)]
+    near = [cached(world, slot, layer) for slot in (0, 1) for layer in range(LAYERS)]
+    assert report["attended_host"] == pytest.approx(sum(len(x) for own in far for x in own) / KV_HEADS / LAYERS)
+    assert report["cached_entries"] == pytest.approx(sum(map(sum, near)) / KV_HEADS / LAYERS)
+    assert report["cached_entries"] > 1
+
+
+def test_a_sequence_that_loses_tokens_or_reads_more_begins_with_an_empty_cache() -> None:
+    world = World(ROW, **CACHED, block=8)
+    world.step(130, 95)
+    for _ in range(3):
+        world.step(1, 1)
+    hot = world.runtime.groups[0].index.hot[1]
+    assert (hot.held[:2] >= 0).any(1).all()
+    world.take_back(0, 2)
+    assert (hot.held[0] == -1).all()
+    assert (hot.held[1] >= 0).any()
+    world.step(0, 20)
+    world.step(1, 1)  # a turn has been read: codebooks are new, and nothing is cached before its first step
+    assert cached(world, 1, 1) == [0] * KV_HEADS
+
+
+def test_the_cache_takes_what_it_declares_and_no_more_than_a_sequence() -> None:
+    held = []
+    for own in (SMALL, CACHED):
+        world = World(ROW, **own, block=8, window_blocks=2)
+        world.step(90, 41)
+        held.append(world.ledger.held["gpu"])
+        world.runtime.release()
+        assert world.ledger.held["gpu"] == 0
+    assert held[1] - held[0] == 2 * LAYERS * 48 * KV_HEADS * 2 * DIM * 4
+    short = World(ROW, **{**CACHED, "cache_tokens": 4096}, fixed=True, block=8, window_blocks=2)
+    assert short.runtime.groups[0].index.hot[0].held.shape == (3, 160 // 16)
+    with pytest.raises(ConfigError, match="cache_block is 16, which is no multiple of block"):
+        World(ROW, **CACHED, block=32)

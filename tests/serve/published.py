@@ -1,4 +1,4 @@
-"""Answers against OpenAI's published types, to the field.
+"""Answers against OpenAI's published types, and Anthropic's where its package is installed, to the field.
 
 The types are those of OpenAI's Python package, which is generated from the published OpenAPI document. They let unknown
 fields pass; here only the ones that the docs name may.
@@ -7,6 +7,7 @@ fields pass; here only the ones that the docs name may.
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 from openai.types import Completion
@@ -24,7 +25,9 @@ PARTS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk
 
 
 def check(path: str, status: int, text: str) -> None:
-    """A response of a resource that OpenAI has, too."""
+    """A response of a resource that OpenAI or Anthropic has, too."""
+    if path.startswith("/v1/messages") and find_spec("anthropic"):
+        _anthropic(path, status, text)
     if path not in WHOLE:
         return
     if status != 200:
@@ -38,7 +41,22 @@ def check(path: str, status: int, text: str) -> None:
                     continue
                 fits(ErrorObject, chunk["error"]) if "error" in chunk else fits(PARTS[path], _ended(path, chunk))
     else:
-        fits(WHOLE[path], json.loads(text))
+        fits(WHOLE[path], _ended(path, json.loads(text)))
+
+
+def _anthropic(path: str, status: int, text: str) -> None:
+    from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
+
+    kind = {"/v1/messages": Message, "/v1/messages/count_tokens": MessageTokensCount}[path]
+    if text.startswith("{"):
+        fits(kind if status == 200 else ErrorResponse, json.loads(text))
+        return
+    for line in text.splitlines():
+        found = json.loads(line[6:]) if line.startswith("data: {") else {"type": "ping"}
+        if found["type"] == "error":
+            fits(ErrorResponse, found)
+        elif found["type"] != "ping":  # which its package knows by the name of the event alone
+            known(TypeAdapter(RawMessageStreamEvent).validate_json(json.dumps(found), strict=True))
 
 
 def event(found: dict[str, Any]) -> None:
@@ -72,8 +90,14 @@ def extras(value: Any) -> set[str]:
 
 
 def _ended(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
-    """The package has one type for whole completions and their chunks, and says that they always have ended."""
+    """The package has one type for whole completions and their chunks, and says that they always have ended, and that
+    every token has a log-probability; the first of a prompt has none."""
     if path == "/v1/completions":
         for choice in chunk["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
+            logprobs = choice["logprobs"]
+            if logprobs is not None:
+                logprobs["token_logprobs"] = [each or 0.0 for each in logprobs["token_logprobs"]]
+                if logprobs["top_logprobs"] is not None:
+                    logprobs["top_logprobs"] = [each or {} for each in logprobs["top_logprobs"]]
     return chunk

@@ -21,7 +21,7 @@ def test_with_keys_everything_but_probes_metrics_and_the_page_needs_one() -> Non
         for path in PUBLIC:
             assert server.client.get(path).status_code == 200, path
         for path in PATHS:
-            for headers in ({}, {"authorization": "Bearer gamma"}, {"authorization": "alpha"}, {"x-api-key": "alpha"}):
+            for headers in ({}, {"authorization": "Bearer gamma"}, {"authorization": "alpha"}, {"x-api-key": "gamma"}):
                 got = server.client.get(path, headers=headers)
                 assert (got.status_code, got.json()["error"]["code"]) == (401, "invalid_api_key")
         refused = server.post("/v1/chat/completions", {"not": "read"})

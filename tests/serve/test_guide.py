@@ -52,6 +52,8 @@ def ask(server: Running, form: dict[str, Any], **more: Any) -> Any:
         ("structured_outputs", {"json_object": True}, r"\{.*"),
         ("json_schema", {"const": 7}, "7"),
         ("grammar", 'root ::= "yes" | "no" [a-c]\n', "yes|no[a-c]"),
+        ("regex", "[a-c]{3}", "[a-c]{3}"),
+        ("ebnf", 'root ::= "yes" | "no" [a-c]\n', "yes|no[a-c]"),
     ],
 )
 def test_names_of_other_servers_are_taken(server: Running, field: str, value: Any, pattern: str) -> None:
@@ -65,6 +67,39 @@ def test_names_of_other_servers_are_taken(server: Running, field: str, value: An
         assert re.fullmatch(pattern, text), path
     refused = ask(server, {"type": "json_object"}, **{field: value})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("structured_outputs", {"json": {}, "whitespace_pattern": " ?"}),
+        ("structured_outputs", {"structural_tag": "{}"}),
+        ("structural_tag", {"begin": "<a>"}),
+        ("guided_whitespace_pattern", " ?"),
+        ("web_search_options", {"user_location": None}),
+        ("documents", [{"text": "x"}]),
+        ("function_call", "auto"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(server: Running, field: str, value: Any) -> None:
+    for path, body in ((CHAT, HELLO), ("/v1/responses", {"input": "x"}), ("/v1/messages", HELLO)):
+        got = server.post(path, {**body, field: value})
+        assert got.status_code == 400, path
+        error = got.json()["error"]
+        assert error.get("param", field) == field
+        assert field in error["message"]
+
+
+def test_an_effort_reaches_the_template(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.llm.tokenizer, "chat_template", "{{ reasoning_effort }}!")
+    low = {"output_config": {"effort": "low"}}
+    for path, body, count in (
+        (CHAT, {**HELLO, "reasoning_effort": "low"}, ("prompt_tokens", 4)),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1, "reasoning": {"effort": "high"}}, ("input_tokens", 5)),
+        ("/v1/messages", {**HELLO, **low}, ("input_tokens", 4)),
+    ):
+        got = server.post(path, body)
+        assert got.json()["usage"][count[0]] == count[1], got.text
 
 
 def test_fifty_of_fifty_meet_their_schema(server: Running) -> None:

@@ -91,7 +91,7 @@ def test_a_full_line_is_a_503_that_says_when_to_come_back(monkeypatch: pytest.Mo
         sockets = [send(server, LONG) for _ in range(3)]
         server.until(lambda: server.llm.engine.inbox.room == 0)
         refused = server.post(CHAT, HELLO)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
         assert refused.json()["error"]["code"] == "queue_full"
         sockets[0].close()
         server.until(lambda: server.llm.engine.inbox.room == 1)

@@ -179,6 +179,25 @@ def test_eight_bits_in_dram_are_close() -> None:
     assert compose(METHODS["cpu"]).exact
 
 
+@pytest.mark.parametrize(("form", "least", "most"), [("int8", 1e-4, 0.01), ("int4", 0.01, 0.1)])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("block", [8, 5])
+def test_few_bits_in_gpu_memory_are_close(
+    form: str, least: float, most: float, softcap: float | None, block: int, device: torch.device
+) -> None:
+    world = World("full", device, {"block": block, "gpu_dtype": form}, softcap=softcap)
+    outs, exacts, _ = zip(*(part for new in TURNS for part in world.step(new)), strict=True)
+    assert least < (torch.cat(outs) - torch.cat(exacts)).norm() / torch.cat(exacts).norm() < most
+    assert not compose(METHODS["full"], gpu_dtype=form).exact
+    for group in world.runtime.groups:
+        memory, whole = group.cache.gpu.memory, group.cache.spec.block_bytes(block)
+        held = sum(memory[layer].nbytes for layer in memory.layers)
+        assert held == memory.bytes
+        if group.cache.spec.shape.sliding_window is None:  # a head of 16 channels has 8 bytes of scales and minima
+            assert memory.block_bytes * 64 == whole * (24 if form == "int8" else 16)
+    assert world.ledger.held["gpu"] == sum(group.cache.gpu.memory.bytes for group in world.runtime.groups)
+
+
 @pytest.mark.parametrize("params", [{"block": 8, "window_blocks": 2, "beta": 1.0}, {"block": 6, "beta": 0.5}])
 def test_hgca_chooses_the_same_of_eight_bits(params: dict[str, Any]) -> None:
     """Of numbers that 8 bits hold: what is kept, and so every output, is as with the model's own."""

@@ -42,9 +42,9 @@ def _fill(memory: BlockMemory) -> None:
     """Random numbers in every block; of host memory, the same few over and over."""
     for layer, shape in memory.layers.items():
         blocks = memory[layer]
-        if not blocks.is_floating_point() and memory.tier == "gpu":
+        if not blocks.is_floating_point() and memory.tier == "gpu" and memory.form == "model":
             blocks.random_(-(1 << 31), (1 << 31) - 1)
-        elif memory.tier == "gpu":
+        elif memory.tier == "gpu" and memory.form == "model":
             blocks.normal_()
         else:
             tokens = min(len(blocks), SOME) * memory.block

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from coattn.cli.evaluate import load_to_compare
-from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
+from coattn.cli.options import Count, Number, json_option, model_options, numbers, parse_settings
 from coattn.cli.output import err, print_json, progress, writable
 from coattn.errors import CoattnError, ConfigError, InputError
 from coattn.text import read_text
@@ -19,16 +20,33 @@ if TYPE_CHECKING:
     from coattn_lab.evaluate.tasks.run import Progress
 
 LENGTH, DEPTHS = 2048, 5
-ROWS = "full,auto,scout,hcattention,hgca,quest,snapkv,duo,streaming,h2o,tova,infinigen,pqcache,oracle"
-"""What is compared where nobody names rows."""
+ROWS = (
+    "full",
+    "auto",
+    "scout",
+    "hcattention",
+    "hgca",
+    "quest",
+    "snapkv",
+    "duo",
+    "streaming",
+    "h2o",
+    "tova",
+    "infinigen",
+    "pqcache",
+    "oracle",
+)
+"""What is compared where nobody names rows; a row may have parameters, as in `scout,budget=1024`."""
+UNFINISHED = 3
+"""How the command ends where `--minutes` were over before all rows were through."""
 RUNS = ("rows", "budget", "prompts")
 """Any of these options runs rows; without them results are only merged."""
 
 
 @evaluate.command()
 @click.argument("folders", nargs=-1, metavar="[DIR]...")
-@click.option("--rows", multiple=True, help=f"Run these rows, with commas.  [default: {ROWS}]")
-@click.option("--budget", help="Set each row's size so that its KV on the GPU is this share: 6%,12.5%,25%.")
+@click.option("--rows", multiple=True, help=f"Run these rows, with commas.  [default: {','.join(ROWS)}]")
+@click.option("--budget", help="Set each row's size so that its KV on the GPU is this share: 6.25%,12.5%,25%,50%.")
 @click.option(
     "--prompts",
     multiple=True,
@@ -47,8 +65,19 @@ RUNS = ("rows", "budget", "prompts")
 @click.option("--batch", default=4, show_default=True, type=Count(1), help="Prompts that are answered at a time.")
 @click.option("--hold", metavar="SIZE", help="KV of prompts held at a time; default: 75% of the free GPU memory.")
 @click.option(
-    "--kl", default=16, show_default=True, type=Count(0), help="Tokens of full attention's answers to compare along."
+    "--kl",
+    default=32,
+    show_default=True,
+    type=Count(0),
+    help="Tokens of full attention's answers: rows are compared along them, and their steps timed.",
 )
+@click.option(
+    "--minutes",
+    type=Number(0, min_open=True),
+    help=f"Begin no row after so many minutes and end with {UNFINISHED}; the same command goes on from there.",
+)
+@click.option("--tasks", metavar="NAMES", help="Only these tasks, with commas.")
+@click.option("--whole", is_flag=True, help="Let answers run to their end, also when their score is known.")
 @click.option("--raw", is_flag=True, help="No chat template: for a base model.")
 @click.option(
     "--text",
@@ -61,7 +90,7 @@ RUNS = ("rows", "budget", "prompts")
 @click.option("--out", "target", metavar="FILE", help="Write the JSON there, and Markdown beside it.")
 @json_option
 def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options: Any) -> None:
-    """One table of many rows: tasks, KL, GPU bytes, tokens read, milliseconds of a step. Runs them, or merges results.
+    """One table of many rows: tasks, KL, milliseconds of a step, GPU bytes, tokens read. Runs them, or merges results.
 
     With --rows, --budget or --prompts it runs the rows on your model and keeps their results in the folder FILE without
     its ending, from where a run that was cut off goes on. At a budget each row's own size parameters are set so that
@@ -72,7 +101,7 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     coattn-lab eval table --budget 12.5%,25% --limit 1 --out table.json
     coattn-lab eval table --rows full,auto,scout --model model.gguf --prompts p.jsonl.gz --out table.json
 
-    Folders of `coattn-lab eval tasks run` are merged with it. Results of several seeds or lengths add up. Every row is
+    Folders of other runs are merged with it. Results of several seeds or lengths add up. Every row is
     compared with `full` on the same prompts. Sweeps in the folders (`coattn-lab eval sweep --out`) add the KL of
     rows of the same name. Without --out the merged table is printed.
 
@@ -82,21 +111,28 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     if not runs and not folders:
         raise ConfigError("There is nothing to make a table of.", "Give folders of results, or --rows or --budget.")
     failed: dict[str, CoattnError] = {}
+    whole = True
     if runs:
         if path is None:
             raise ConfigError("--out is missing: rows that are run are kept there.", "Give --out table.json.")
         folder = path.with_suffix("")
-        failed = run_rows(folder, options)
+        failed, whole = run_rows(folder, options)
         folders = (*folders, str(folder))
 
     from coattn.provenance import provenance
     from coattn_lab.evaluate.results import write_json
-    from coattn_lab.evaluate.tasks.table import lines, page, read_results
+    from coattn_lab.evaluate.tasks.table import lines, overall, page, read_results
 
     rows = read_results([Path(each) for each in folders])
     found = lines(rows)
     faults = [why for row in rows for why in row.faults]
-    result: dict[str, Any] = {"evaluation": "table", "lines": found, "faults": faults, **provenance()}
+    result: dict[str, Any] = {
+        "evaluation": "table",
+        "lines": found,
+        "overall": overall(rows),
+        "faults": faults,
+        **provenance(),
+    }
     if path is not None:
         write_json(path, result)
         path.with_suffix(".md").write_text(page(found, rows), encoding="utf-8")
@@ -106,16 +142,24 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     elif path is None or runs:
         click.echo(page(found, rows), nl=False)
     raise_failed(failed)
+    if not whole:
+        err.print("--minutes are over: run the same command again to go on.", soft_wrap=True, highlight=False)
+        click.get_current_context().exit(UNFINISHED)
 
 
-def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
-    """Runs what the options ask for into a folder -> rows that failed, and why."""
+def words(text: str) -> list[str]:
+    """Of a list with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def run_rows(folder: Path, options: dict[str, Any]) -> tuple[dict[str, CoattnError], bool]:
+    """Runs what the options ask for into a folder -> rows that failed, and why; whether all rows were through."""
     from coattn_lab.evaluate.tasks.budget import parse_budgets
     from coattn_lab.evaluate.tasks.leaderboard import Asked, make_needles, run_all
     from coattn_lab.evaluate.tasks.prompts import read_prompts
-    from coattn_lab.evaluate.tasks.run import parse_rows
+    from coattn_lab.evaluate.tasks.run import PausedError, Stage, parse_rows
 
-    rows = parse_rows(options["rows"] or (ROWS,), parse_settings)
+    rows = parse_rows(options["rows"] or ROWS, parse_settings)
     if not any(row.name == "full" for row in rows):
         rows = [*parse_rows(("full",), parse_settings), *rows]
     budgets = parse_budgets(options["budget"]) if options["budget"] else []
@@ -135,10 +179,13 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
     lengths = options["length"] or ([] if given else [LENGTH])
     files = given or [make_needles(loaded, text, lengths, DEPTHS, 42, folder / "prompts.jsonl.gz")]
     plan = {
-        "modes": [word.strip() for word in options["modes"].split(",") if word.strip()],
+        "modes": words(options["modes"]),
+        "tasks": words(options["tasks"] or ""),
+        "whole": options["whole"],
         "batch": options["batch"],
         "chat": not options["raw"],
         "hold": hold,
+        "stage": None if options["minutes"] is None else Stage(time.monotonic() + 60 * options["minutes"]),
     }
     calibrated = None if options["files"] is None else Path(options["files"])
     failed: dict[str, CoattnError] = {}
@@ -154,5 +201,8 @@ def run_rows(folder: Path, options: dict[str, Any]) -> dict[str, CoattnError]:
         for prompts, limit in zip(files, limits * len(files), strict=False):
             own = {**plan, "limit": limit}
             asked = Asked(rows, budgets, lengths, text, options["kl"], own, calibrated)
-            failed |= run_all(loaded, prompts, asked, folder, say, started)
-    return failed
+            try:
+                failed |= run_all(loaded, prompts, asked, folder, say, started)
+            except PausedError:
+                return failed, False
+    return failed, True

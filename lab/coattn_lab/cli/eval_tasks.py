@@ -1,30 +1,27 @@
-"""`coattn-lab eval tasks`: RULER, needles and LongBench: prompts made into a file, then many rows over it."""
+"""`coattn-lab eval tasks`: RULER, needles and LongBench: prompts made into a file."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from coattn.cli.evaluate import load_to_compare
-from coattn.cli.options import Count, json_option, model_options, numbers, parse_settings
-from coattn.cli.output import err, out, print_json, progress
+from coattn.cli.options import Count, numbers
+from coattn.cli.output import err, progress
 from coattn.errors import ConfigError, InputError
 from coattn.progress import progress_line
 from coattn.text import read_text
-from coattn_lab.cli.groups import empty_table, evaluate, raise_failed
+from coattn_lab.cli.groups import evaluate
 
 SOURCES = ("ruler", "needle", "longbench")
 
 
 @evaluate.group()
 def tasks() -> None:
-    """Tasks with answers over long prompts, many rows at once.
+    """Prompts of tasks with answers, made into a file, which can be carried to another machine.
 
-    `make` writes prompts into a file, which can be carried to another machine. `run` reads each prompt once and lets
-    every row answer it from the same keys and values. `coattn-lab eval table` makes one table of the results.
+    `coattn-lab eval table` lets every row answer them.
     """
 
 
@@ -36,7 +33,7 @@ def tasks() -> None:
 @click.option("--depths", default=5, show_default=True, type=Count(1, 100), help="Places of each needle.")
 @click.option("--seed", default=42, show_default=True, type=Count(0), help="Decides what is drawn.")
 @click.option("--tasks", "names", metavar="NAMES", help="Only these tasks of RULER or LongBench, with commas.")
-@click.option("--data", metavar="FOLDER", help="LongBench's JSONL files, or its data.zip.")
+@click.option("--data", metavar="FOLDER", help="LongBench's or MiniLongBench's JSONL files, or LongBench's data.zip.")
 @click.option("--haystack", metavar="FILE", help="A UTF-8 text for needles; default: the help topics of Python.")
 @click.option(
     "--model", default="smollm2", show_default=True, help="Whose tokens count: a name, a folder, or a GGUF file."
@@ -109,81 +106,6 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
         made += prompts
         sources["longbench"] = {"sha256": sha256}
     return made, {**sources, "lengths": lengths, "samples": samples, "seed": seed}
-
-
-@tasks.command()
-@click.option("--prompts", required=True, metavar="FILE", help="Prompts that `coattn-lab eval tasks make` wrote.")
-@click.option("--rows", multiple=True, required=True, help="Rows, with commas: full,scout,budget=1024|2048,quest.")
-@click.option("--out", "folder", required=True, metavar="DIR", help="One result file a row; goes on where it stopped.")
-@click.option("--modes", default="read,fed", show_default=True, help="Question read with the prompt; fed as steps.")
-@click.option("--lengths", callback=numbers, help="Only prompts of these lengths.")
-@click.option("--tasks", "names", metavar="NAMES", help="Only these tasks, with commas.")
-@click.option("--limit", type=Count(1), help="Only so many prompts of each task and length, the first ones.")
-@click.option("--batch", default=16, show_default=True, type=Count(1), help="Prompts that are answered at a time.")
-@click.option("--hold", metavar="SIZE", help="KV of prompts held at a time; default: 75% of the free GPU memory.")
-@click.option("--raw", is_flag=True, help="No chat template: for a base model.")
-@click.option("--whole", is_flag=True, help="Let answers run to their end, also when their score is known.")
-@model_options
-@json_option
-def run(**options: Any) -> None:
-    """Answer prompts under many rows. Each prompt is read once; every row gets the same keys and values.
-
-    In mode `read` the question is read with the prompt, as the papers do it. In mode `fed` the prompt ends before the
-    question, which is fed to the method one decode step a token: what the method dropped or left in DRAM before it
-    knew the question is put to the test.
-
-    \b
-    coattn-lab eval tasks run --prompts p.jsonl.gz --out results/tasks \\
-      --rows full,scout,budget=1024,streaming,gpu_share=1/8
-    """
-    from coattn_lab.evaluate.tasks.run import parse_rows
-
-    rows = parse_rows(options["rows"], parse_settings)
-
-    from coattn.units import parse_bytes
-    from coattn_lab.evaluate.tasks import run as running
-    from coattn_lab.evaluate.tasks.prompts import read_prompts
-
-    found = read_prompts(Path(options["prompts"]))
-    folder = Path(options["folder"])
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file.", "Give a folder to --out.")
-    hold = parse_bytes(options["hold"], "hold")
-    plan = running.plan(
-        load_to_compare(options),
-        found,
-        modes=_words(options["modes"]),
-        lengths=options["lengths"] or (),
-        tasks=_words(options["names"]),
-        limit=options["limit"],
-        batch=options["batch"],
-        chat=not options["raw"],
-        whole=options["whole"],
-        hold=hold,
-    )
-    started = time.perf_counter()
-    total = sum(len(ask.ids) for ask in plan.asks) * (1 + len(rows) * len(plan.modes))
-    with progress("tasks", total) as bar:
-        done, failed = running.run(
-            plan, rows, folder, lambda what, by: bar.update(bar.task_ids[0], description=what, advance=by)
-        )
-    err.print(f"wrote {len(done)} result(s) to {folder} in {time.perf_counter() - started:.0f} s", soft_wrap=True)
-    if options["as_json"]:
-        print_json({"results": done, "failed": {name: str(error) for name, error in failed.items()}})
-    elif done:
-        show(done)
-    raise_failed(failed)
-
-
-def show(results: list[dict[str, Any]]) -> None:
-    """Scores for people: rows down; benchmark, mode and length across."""
-    columns = list(dict.fromkeys((s["benchmark"], s["mode"], s["length"]) for each in results for s in each["scores"]))
-    heads = " | ".join(f"{benchmark}\n{mode} {length:,}" for benchmark, mode, length in columns)
-    table = empty_table(f"{results[0]['model']} ({results[0]['dtype']}), scores in percent", "row", heads)
-    for each in results:
-        by = {(s["benchmark"], s["mode"], s["length"]): s["score"] for s in each["scores"]}
-        table.add_row(each["named"], *(f"{by[key]:.1f}" if key in by else "" for key in columns))
-    out.print(table)
 
 
 def _words(text: str | None) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coattn.auto.audit.measure import Case, measure
+from coattn.auto.audit.measure import Case, attend_all, measure
 from coattn.auto.audit.tally import Tally
 from coattn.errors import InputError
 from coattn.step.probe import Probe
@@ -82,7 +82,7 @@ class Exhaustive(Probe):
             )
             sinks = shape.sink_logits if shape.sink_logits is None else shape.sink_logits.view(shape.kv_heads, -1)
             case = Case(asked, given, known, rest, self._scale, shape.softcap, sinks)
-            found = measure(case, iter([self._kv[slot, layer]]))
+            found = measure(case, attend_all(case, *self._kv[slot, layer]))
             rows.append(torch.stack([found.error, found.missed, found.estimated], -1).cpu())
         self.found.append(torch.stack(rows))
 

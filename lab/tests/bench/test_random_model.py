@@ -10,6 +10,7 @@ import torch
 from coattn.errors import BudgetError
 from coattn.hf.architectures import describe_states
 from coattn.hf.probe import look_at
+from coattn.hf.quantised.module import PackedLinear
 from coattn_lab.bench.decode import Bench, Case
 from coattn_lab.bench.random_model import SHAPES, AutoModelForCausalLM, config_of, random_model
 
@@ -61,6 +62,20 @@ def test_a_floor_has_the_experts_in_use(monkeypatch: pytest.MonkeyPatch) -> None
     assert extra == pytest.approx((token + 2 * 1.5 * one) / 1e6, rel=0.05), (
         "of 8 experts 3.5 in place of 2, in 2 layers"
     )
+
+
+@pytest.mark.parametrize(("form", "bits"), [("int4", 4), ("int8", 8), ("fp8", 8)])
+def test_layers_are_packed_where_a_form_is_named(form: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "wide", {**SHAPES["tiny"], "hidden_size": 128})
+    model, limits = random_model(f"wide:{form}", torch.device("cpu"), torch.float32), {"dram_gbps": 1.0}
+    plain = random_model("wide", torch.device("cpu"), torch.float32)
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    assert len(packed) == 2 * 7
+    (row,) = Bench(model, f"wide:{form}", {**limits, "hbm_gbps": None}, None, 4).run([Case("full", 1, 64)], 0.1)
+    (usual,) = Bench(plain, "wide", {**limits, "hbm_gbps": None}, None, 4).run([Case("full", 1, 64)], 0.1)
+    linear = 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 128)
+    saved = (usual.floor_ms or 0) - (row.floor_ms or 0)
+    assert saved == pytest.approx(linear * (4 - bits / 8) / 1e6, rel=0.05), "of float32, but for scales"
 
 
 @pytest.mark.slow

@@ -76,12 +76,12 @@ def test_prompts_are_made_answered_and_made_a_table_of(folder: Path) -> None:
         Path(f"data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     made = coattn_lab(*make.split(), "--haystack", "text.txt", "--model", str(folder))
     assert "4 of longbench" in made.stderr
-    run = "eval tasks run --prompts p.jsonl --rows full,streaming,recent=32 --out out --batch 2 --json"
+    run = "eval table --prompts p.jsonl --rows full,streaming,recent=32 --out out.json --batch 2 --kl 2 --json"
     done = coattn_lab(*run.split(), "--model", str(folder))
     assert done.returncode == 0, done.stderr
-    (full, streaming) = json.loads(done.stdout)["results"]
-    assert len(full["items"]) == len(streaming["items"])
-    assert {item["task"] for item in full["items"]} >= {"qasper", "trec"}
+    lines = json.loads(done.stdout)["lines"]
+    assert {line["row"] for line in lines} == {"full", "streaming,recent=32"}
+    assert all({"qasper", "trec"} <= set(line["longbench"]["tasks"]) for line in lines)
     assert "| `streaming,recent=32` |" in coattn_lab("eval", "table", "out").stdout
 
 

@@ -16,9 +16,15 @@ from coattn.cache.observer import Filled
 from coattn.cache.spec import CacheSpec
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
+from coattn.kernels.cuda import attend_pool as attending
+from coattn.kernels.cuda import bound_scores as bounding
+from coattn.kernels.cuda import renew_pool as renewing
+from coattn.kernels.cuda import score_sketch as scoring
+from coattn.kernels.cuda.nvrtc import Form, arch_of, available, compile_all
 from coattn.kernels.fill_pool import fill_pool, weights
 from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
+from coattn.kernels.quantise.rows import HEAD_SIZES
 from coattn.kernels.quantise.sketch import LEFT, SPREADS, WORD, Scores, Sketched, Sketcher, Spread, fit, spread_of
 from coattn.kernels.sketch import flush_sketch, lost, score_sketch
 from coattn.kernels.upload import upload
@@ -26,6 +32,7 @@ from coattn.part import MOST, check_count
 from coattn.parts.index.base import BookedIndex, KeyMemory
 from coattn.parts.index.codes.means import Means
 from coattn.types import LayerShape, Step
+from coattn.units import ceil_div
 
 SAMPLE_TOKENS = 4096
 """Keys that a fit looks at, evenly spaced."""
@@ -65,7 +72,7 @@ class Sketch(BookedIndex):
     books_what = "How keys are sketched"
     help_text = {
         "code_bytes": "bytes of GPU memory for each token and KV head, a multiple of 4, of which 6 bits a channel are "
-        "made use of; unset: a quarter of the head size, which is 6.25% of keys and values in 16 bits",
+        "made use of; unset: a quarter of the head size, in wholes of 16, which is 6.25% of keys and values in 16 bits",
         "sketch": "file that `coattn calibrate auto` wrote, which says how the model's keys spread; unset: an engine "
         "measures it once for each model, and without an engine it is taken from the first sequence",
     }
@@ -106,7 +113,9 @@ class Sketch(BookedIndex):
 
     def planes(self, shape: LayerShape) -> int:
         most = shape.head_dim * (len(LEFT) - 1) // WORD * WORD
-        wanted = max(WORD, shape.head_dim * 2 // WORD * WORD) if self.code_bytes is None else 8 * self.code_bytes
+        # as kernels have them; heads of fewer channels have none
+        step = WORD if shape.head_dim < min(HEAD_SIZES) else 4 * WORD
+        wanted = ceil_div(shape.head_dim * 2, step) * step if self.code_bytes is None else 8 * self.code_bytes
         return max(WORD, min(wanted, most))
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
@@ -130,6 +139,8 @@ class Sketch(BookedIndex):
         self.means = Means(spec.layers, spec.seqs)
         cache.dram.table.set_before_swap(self._swap)
         self._make_pools(spec.tokens or FIRST_TOKENS)
+        if cache.host is not None and available(spec.device):
+            compile_all(self.kernels(), arch_of(spec.device))
         if self.sketch is not None and spec.device.type != "meta":
             self._make_tables(SPREADS.load(self.sketch, spec.layers), MOST)
 
@@ -238,6 +249,26 @@ class Sketch(BookedIndex):
         self.ending.pop(slot, None)
         self.filled.pop(slot, None)
         cast("NewestBlocks", self.cache.gpu).pooled.pop(slot, None)
+
+    def learns(self) -> bool:
+        return not self.made
+
+    def kernels(self) -> set[Form]:
+        """Those in CUDA C++ that decode steps of so many sequences need, of numbers of them that steps are made for."""
+        host, seqs, found = self.cache.host, self.cache.spec.seqs, set[Form]()
+        assert host is not None
+        for layer, s in self.cache.spec.layers.items():
+            pool, n = self.pools[layer], host.table.rows.shape[1] * self.cache.block
+            kept = torch.empty(0, s.kv_heads, self.cache.block, self.planes(s) // WORD, device="meta")
+            for rows in {1, 2, 4, *range(8, seqs, 8), seqs}:
+                q = torch.empty(rows, s.q_heads, s.head_dim, dtype=s.dtype, device="meta")
+                if scoring.lacks_form(q, kept) is None:
+                    found.add(("score_sketch.cu", tuple(scoring.constants(q, kept, n, s.softcap).items())))
+            if pool.packed is not None:
+                found.add(("attend_pool.cu", tuple(attending.constants(q[:, None], pool.gpu, s.softcap).items())))
+            found.add(("renew_pool.cu", tuple(renewing.constants(pool.places).items())))
+            found.add(("bound_scores.cu", (("THREADS", bounding.THREADS),)))
+        return found
 
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""

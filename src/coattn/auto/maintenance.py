@@ -14,7 +14,7 @@ from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.errors import ConfigError
 from coattn.kernels.cuda.attend_pool import refuses
-from coattn.kernels.quantise.rows import HOT, PackedRows, has_form
+from coattn.kernels.quantise.rows import HOT, PackedRows, formless
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.part import check_count, check_number
 from coattn.parts.index.base import Index
@@ -84,7 +84,7 @@ class SketchMaintenance(Maintenance):
         "pool_share": "tokens of each KV head that stay in GPU memory because they were wanted lately, as a share of "
         "the longest sequence; unset: half",
         "pool_dtype": "of their keys and values there: int8 or model; unset: int8 for models in 16 bits with heads of "
-        "64 or 128 channels",
+        "64, 80, 96 and so on to 256 channels",
         "hot": "tokens of a pool in 8 bits that a step attends to without being asked, those wanted last; others are "
         "looked up where they are wanted; unset: 4,096",
     }
@@ -139,7 +139,7 @@ class SketchMaintenance(Maintenance):
             return False
         shapes = list(spec.layers.values())
         if spec.device.type != "cuda":
-            return self.pool_dtype == "int8" or all(map(has_form, shapes))
+            return self.pool_dtype == "int8" or not any(map(formless, shapes))
         why = next((reason for reason in map(refuses, shapes) if reason is not None), None)
         if why is not None and self.pool_dtype == "int8":
             raise ConfigError(f"Pools cannot be in 8 bits: {why}.", "Leave pool_dtype out.")

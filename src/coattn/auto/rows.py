@@ -19,6 +19,10 @@ METHODS = (
         summary="Lossy. KV in DRAM. A few bits of every key stay on the GPU and pick the tokens that a query needs; "
         "the GPU fetches those, the mean stands in for the others. You set the error, not a budget.",
         params={"window_blocks": 4},
+        # docs/log/auto.md says what they do
+        internal=frozenset(
+            {"audit", "block", "code_bytes", "far", "hot", "now", "pool_dtype", "pool_share", "window_blocks"}
+        ),
     ),
 )
 

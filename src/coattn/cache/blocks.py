@@ -14,6 +14,7 @@ from coattn.cache.ledger import PLACE, Ledger
 from coattn.errors import BudgetError
 from coattn.kernels.append import whole_blocks
 from coattn.kernels.quantise.blocks import Layout, PackedBlocks, pack_blocks, scales_of
+from coattn.kernels.quantise.tokens import TokenBlocks
 from coattn.kernels.quantise.values import ValueBlocks
 from coattn.kernels.recall import recall
 from coattn.kernels.streams import current
@@ -83,6 +84,10 @@ class BlockMemory:
         """Whole blocks of k, v `[n * block, kv_heads, d]`, as they are stored."""
         blocks = whole_blocks(k, v, self.block)
         return blocks if self.form == "model" else pack_blocks(blocks)
+
+    def rows(self, layer: int) -> Tensor | TokenBlocks:
+        """What kernels write single tokens to, and attend where they lie in GPU memory."""
+        return self[layer]
 
     def values(self, layer: int) -> ValueBlocks:
         """The values of a layer, where they can be read one by one."""

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from coattn.errors import ConfigError
 from coattn.kernels.quantise.blocks import FORMS
+from coattn.kernels.quantise.tokens import FORMS as TOKEN_FORMS
 from coattn.kernels.quantise.values import FORMS as VALUE_FORMS
 from coattn.part import Part, check_count
 
@@ -43,7 +44,23 @@ class OnGpu(CacheConfig):
     name = "gpu"
     gpu = "all"
     provides = frozenset({"gpu", "all_on_gpu", "all_tokens", "whole_kv"})
-    help_text = {"block": BLOCK}
+    help_text = {
+        "block": BLOCK,
+        "gpu_dtype": "numbers of keys and values in GPU memory: model (the model's own), int8 or int4 (53% or 28% of "
+        "the bytes of bfloat16 at head size 128; no longer exact; under `full` alone)",
+    }
+
+    gpu_dtype: str = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dtype(self.gpu_dtype, TOKEN_FORMS, "gpu_dtype")
+
+    def is_exact(self) -> bool:
+        return self.gpu_dtype == "model"
+
+    def whole(self, tokens: int) -> dict[str, Any]:
+        return {"gpu_dtype": "model"}
 
 
 @dataclass

@@ -50,7 +50,7 @@ class KVCache:
         self.gpu: Layout
         given: Any = config
         if config.gpu == "all":
-            self.gpu = AllBlocks(self.block, spec, side)
+            self.gpu = AllBlocks(self.block, spec, side, given.gpu_dtype)
         elif config.gpu == "kept":
             self.gpu = KeptTokens(self.block, spec, side)
         elif config.gpu == "recent":

@@ -32,6 +32,9 @@ class MemoryPlan:
     host_overhead: float = 0.0
     """DRAM that maintenance may take for every block there, as a share of the block."""
 
+    listed: int = 0
+    """Single tokens in DRAM that a decode step lists for a KV head, at most, where they are fetched ahead."""
+
     @property
     def listed_pool_blocks(self) -> int:
         """Blocks of the pools that lie with those of the window."""

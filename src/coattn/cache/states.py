@@ -90,11 +90,16 @@ class StateStore:
 
     def put(self, slot: int, state: Mapping[str, Tensor]) -> None:
         """The way back of `take`. Raises InputError for what is not a state of this model."""
+        self.check(state)
         row, _ = self.rows(slot)
         for name, x in self.tensors.items():
-            if name not in state or state[name].shape != x[row].shape or state[name].dtype != x.dtype:
-                raise InputError(f"state {name!r} is not the model's")
             x[row].copy_(state[name])
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raises InputError for what is not a state of this model."""
+        for name, x in self.tensors.items():
+            if name not in state or state[name].shape != x.shape[1:] or state[name].dtype != x.dtype:
+                raise InputError(f"state {name!r} is not the model's")
 
     def set_reclaimer(self, reclaim: Callable[[], bool]) -> None:
         """reclaim: gives up a kept state that nobody waits for, where there is one."""

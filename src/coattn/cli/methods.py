@@ -107,7 +107,11 @@ def describe(method: Any) -> dict[str, Any]:
         "variant_of": method.variant_of,
         "package": registry().packages.get(("method", method.name)) if registered else None,
         **dict(method.parts()),
-        "params": {key: {"value": value, "help": texts.get(key, "")} for key, value in composed.params.items()},
+        "params": {
+            key: {"value": value, "help": texts.get(key, "")}
+            for key, value in composed.params.items()
+            if key not in method.internal
+        },
         "parts": [
             {
                 "axis": kind.axis,

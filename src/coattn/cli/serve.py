@@ -15,6 +15,7 @@ from coattn.cli.roles import RoleOptions, role_options, run_prefill
 from coattn.errors import BudgetError, ConfigError
 from coattn.part import MOST_BATCH
 from coattn.serve.settings import KEY, Settings, read_keys
+from coattn.serve.steady import Steady
 from coattn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from coattn.hf.load import Loaded
 
 ORIGIN = re.compile(r"\*|https?://[^/\s?#]+")
+ENGINE = ("max_batch", "max_length", "chunk", "target_ms", "deterministic", "max_waiting", "disk_memory")
+"""Options that `LLM` has under the same names."""
+SETTINGS = ("host", "port", "names", "origins", "drain", "stall", "key_requests", "key_tokens")
+"""Options that are fields of `Settings`."""
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 
@@ -36,9 +41,26 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 )
 @length_option("sequence, prompt and answer,")
 @count_option("--chunk", None, "Prompt tokens read between two decode steps.  [default: chosen by the engine]")
+@click.option(
+    "--target-ms",
+    type=Number(0, min_open=True),
+    help="Time between two tokens that holds while prompts are read.  [default: 2.5 times that without]",
+)
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="Give a greedy answer the same bits whoever else asks; slower, on a CPU, for full, cpu and offload.",
+)
 @count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
+@count_option("--key-requests", None, "Answers that each API key may wait for at a time.  [default: no limit]", 1)
+@count_option(
+    "--key-tokens",
+    None,
+    "Tokens a minute computed for each API key; more get a 429.  [default: no limit]",
+    1,
+)
 @click.option("--no-reuse", is_flag=True, help="Do not share the KV cache of prompts that begin alike.")
-@click.option("--disk-cache", metavar="DIR", help="Store KV blocks that memory has no room for in this folder.")
+@click.option("--disk-cache", metavar="DIR", help="Keep KV blocks in this folder too; they outlast the server.")
 @click.option("--disk-memory", metavar="SIZE", help="Limit the size of --disk-cache, such as 64GiB.  [default: 16GiB]")
 @click.option("--host", default="127.0.0.1", help="Listen on this address.")
 @count_option("--port", 8000, "Listen on this port; 0 takes a free one.", 0, 65535)
@@ -63,15 +85,32 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     type=Number(0, min_open=True),
     help="Fail the requests of a step that takes longer, in seconds.",
 )
-@click.option("--warm-up", is_flag=True, help="Capture the decode steps as CUDA graphs before the first request.")
+@click.option(
+    "--keep-billing-line", is_flag=True, help="Leave the billing line in that Claude Code sends with each call."
+)
+@click.option(
+    "--move-line",
+    "moved",
+    multiple=True,
+    metavar="REGEX",
+    help="Move lines of system messages that begin like this behind the last message. May be repeated.",
+)
+@click.option("--sort-tools", is_flag=True, help="Tell the model of tools in one order, whatever order they come in.")
+@click.option(
+    "--warm-up/--no-warm-up",
+    default=True,
+    show_default=True,
+    help="Compile kernels and capture the decode steps as CUDA graphs before the first request.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug messages.")
 @click.option("--no-access-log", is_flag=True, help="Do not log a line for each request.")
 @role_options
 def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
-    """Serve a model over HTTP with OpenAI's API, and a page at /.
+    """Serve a model over HTTP with OpenAI's and Anthropic's API, and a page at /.
 
-    /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize, /detokenize, /health, /ready, /metrics,
-    /v1/coattn/status and /v1/coattn/live. After SIGTERM running requests may end; a second SIGTERM aborts them.
+    /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /tokenize, /detokenize, /health,
+    /ready, /metrics, /v1/coattn/status and /v1/coattn/live. After SIGTERM running requests may end; a second SIGTERM
+    aborts them.
 
     With --role prefill there is no HTTP: this process reads prompts for processes with --role decode.
     """
@@ -108,9 +147,10 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
         keys=keys,
         max_body=parse_bytes(options["max_body"], "--max-body") or 0,
         request_timeout=options["timeout"],
-        **{name: options[name] for name in ("host", "port", "names", "origins", "drain", "stall")},
+        steady=Steady(not options["keep_billing_line"], patterns(options["moved"]), options["sort_tools"]),
+        **{name: options[name] for name in SETTINGS},
     )
-    limits = {name: options[name] for name in ("max_batch", "max_length", "chunk", "max_waiting", "disk_memory")}
+    limits = {name: options[name] for name in ENGINE}
     start_logging(options["verbose"])
     if options["no_access_log"]:
         logging.getLogger("coattn.serve.gate").setLevel(logging.WARNING)
@@ -146,6 +186,14 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     code = asyncio.run(service.run())
     if code:
         raise SystemExit(code)
+
+
+def patterns(given: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Raises ConfigError for what is not a regular expression."""
+    try:
+        return tuple(map(re.compile, given))
+    except re.error as error:
+        raise ConfigError(f"--move-line is not a regular expression: {error}.", "Give one such as 'Date: '.") from None
 
 
 def check_serve() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coattn.engine.request import Forward, PromptChunk
 from coattn.engine.runner.runner import Chunk, Runner
+from coattn.engine.sampling.scored import scoring
 
 BoundaryHook = Callable[[int], Callable[[], None]]
 """A chunk of so many tokens is about to be read -> what to call between two of its layers."""
@@ -28,7 +29,7 @@ def dispatch(work: Forward, runner: Runner, hook: BoundaryHook, counts: Counter[
     counts["prefill_steps"] += 1
     counts["mixed_steps"] += bool(slots)
     each = [(chunk.request, chunk) for chunk in work.chunks]
-    chunks = [Chunk(r.in_slot, r.tokens(r.stored, chunk.end), r.stored, chunk.last) for r, chunk in each]
+    chunks = [Chunk(r.in_slot, r.tokens(r.stored, chunk.end), r.stored, chunk.last, scoring(r)) for r, chunk in each]
     total = sum(len(chunk.tokens) for chunk in chunks)
     counts["prefill_tokens"] += total
     on_layer_boundary = hook(total)
@@ -49,4 +50,4 @@ def _extend(chunk: PromptChunk, runner: Runner, hook: BoundaryHook, counts: Coun
     tokens = request.tokens(stored, chunk.end)
     counts["prefill_steps"] += 1
     counts["prefill_tokens"] += len(tokens)
-    return runner.extend(request.in_slot, tokens, stored, chunk.last, hook(len(tokens)))
+    return runner.extend(request.in_slot, tokens, stored, chunk.last, hook(len(tokens)), scoring(request))

@@ -22,8 +22,10 @@ from coattn.engine.runner.runner import Runner
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import DEFAULT_NEW_TOKENS, SamplingParams
 from coattn.engine.sampling.sampler import Drawn, Sampler
+from coattn.engine.sampling.scored import unshared
 from coattn.engine.scheduler import Scheduler
 from coattn.engine.step_lock import StepLock
+from coattn.engine.store.disk import IDLE_SAVE_BYTES, SAVE_BYTES
 from coattn.engine.store.sequence_store import SequenceStore
 from coattn.errors import BudgetError, CoattnError, ConfigError, DeadlineError, EngineError, one_line
 from coattn.types import nothing_to_wait_for
@@ -50,13 +52,15 @@ class Engine:
         ends: frozenset[int],
         max_waiting: int | None,
         sampling: Mapping[str, Any],
+        deterministic: bool = False,
     ) -> None:
         """longest: tokens of a sequence at most. ends: the model's end tokens. max_waiting: see `RequestInbox`.
 
-        sampling: what the model says of it, for requests that do not.
+        sampling: what the model says of it, for requests that do not. deterministic: see `runner/one_by_one.py`.
         """
         self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
         self.longest, self.ends, self.sampling = longest, ends, sampling
+        self.deterministic = deterministic
         self.sampler = Sampler()
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
@@ -82,6 +86,8 @@ class Engine:
             fits = self.scheduler.admission.most() - given
             new = max(1, params.min_new_tokens, min(DEFAULT_NEW_TOKENS, fits))
         limit = min(given + new, self.longest)
+        if params.prompt_logprobs is not None:
+            fields |= unshared(prompt, fields)
         request = Request(next(self._ids), prompt, params, limit, **fields)
         self.scheduler.admission.check(request)
         return request
@@ -119,9 +125,11 @@ class Engine:
             try:
                 self._take_mail()
                 self._expire()
+                disk = self.store.disk
+                saved = disk is not None and disk.save(SAVE_BYTES if self.inbox.live else IDLE_SAVE_BYTES)
                 work = self.scheduler.next()
                 if work is None:
-                    return False
+                    return saved
                 if isinstance(work, Refuse):
                     self._end(self.inbox.live[work.request.id], "error", work.error)
                 else:
@@ -147,6 +155,8 @@ class Engine:
         with self._lock:
             if not self.inbox.close():
                 return
+            if self.store.disk is not None:
+                self.store.disk.save_all()
             with ExitStack() as rest:  # each runs, whatever another raises
                 for close in reversed(self.closers):
                     rest.callback(close)
@@ -354,7 +364,7 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         runner, runtime = self.runner, self.runner.runtime
-        mixes, blockwise = runtime.unmixed() is None, runtime.composed.blockwise
+        mixes, blockwise = runtime.unmixed() is None and not self.deterministic, runtime.composed.blockwise
         return Scheduler(
             Admission(runtime, self.longest),
             runner.slots,
@@ -364,6 +374,7 @@ class Engine:
             tail=0 if blockwise is None else blockwise.question,
             store=self.store,
             block=0 if runtime.states is None or self.store.sharing.blocker is not None else self.store.sharing.block,
+            reserves=self.deterministic,
         )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from coattn.engine.handle import Handle
     from coattn.engine.prompts import Prompt, PromptReader
     from coattn.engine.request import Request, RequestOutput
+    from coattn.engine.runner.runner import Runner
     from coattn.engine.sampling.logits import Guide
     from coattn.engine.session import Session as Conversation
     from coattn.hf.load import Loaded
@@ -52,14 +53,16 @@ class LLM(AbstractContextManager["LLM"]):
         many as `target_ms` allows, others 2,048, on a GPU 8,192: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
         and 40 times while several prompts are read or wait. Not with `chunk`.
+    deterministic: whether a greedy answer is the same bits whoever else runs; on a CPU, under `full`, `cpu` and
+        `offload`. Sequences decode one after another, and prompts are read in chunks of `chunk`, left out 512 tokens.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
     reuse: whether prompts that begin alike share what is stored of them; `report()["not_shared"]` says why a method
         does not.
     session_dir: the folder of saved sessions; left out, `sessions` in coattn's cache folder.
-    disk: a folder of this engine's own for stored blocks that memory has no room for; they are read back where that is
-        faster than computing them. Left out, they are given up.
+    disk: a folder of this engine's own, where stored blocks are written too, so that they outlast memory and process;
+        they are read back where that is faster than computing them. Left out, they are given up.
     disk_memory: most bytes of its files, such as `"64GiB"`; left out, 16 GiB.
     weights_on_gpu: share of the layers' weights that GPU memory holds at a time; the others lie in DRAM and are brought
         in while earlier layers compute. A model given by name is loaded on the host, so that one larger than the GPU
@@ -91,6 +94,7 @@ class LLM(AbstractContextManager["LLM"]):
         max_length: int | None = None,
         chunk: int | None = None,
         target_ms: float | None = None,
+        deterministic: bool = False,
         sizes: Sequence[int] | None = None,
         max_waiting: int | None = None,
         reuse: bool = True,
@@ -117,6 +121,7 @@ class LLM(AbstractContextManager["LLM"]):
         from coattn.engine.model import check_share, open_model, sequence_length, stage
         from coattn.engine.plan.fit import SLOTS, choose
         from coattn.engine.runner.capture import choose_runner
+        from coattn.engine.runner.one_by_one import CHUNK_TOKENS, OneByOne, check
         from coattn.engine.session_file import Sessions
         from coattn.engine.store.disk import DiskConfig
         from coattn.engine.store.sequence_store import SequenceStore
@@ -175,14 +180,22 @@ class LLM(AbstractContextManager["LLM"]):
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
-            self.runner = choose_runner(session, runtime, max_batch, sizes)
+            read_in: int | None = None
+            self.runner: Runner
+            if deterministic:
+                read_in = chunk or CHUNK_TOKENS
+                check(session, runtime, read_in, target_ms)
+                chunks = ChunkConfig(read_in)
+                self.runner = OneByOne(session, runtime, max_batch)
+            else:
+                self.runner = choose_runner(session, runtime, max_batch, sizes)
             undo.callback(self.runner.close)
             self.not_captured, self.not_mixed = self.runner.uncaptured, runtime.unmixed()
             key = tier.key(loaded.model, session.layers)
             folder = tier.open(key)
             if folder is not None:
                 undo.callback(folder.close)
-            self.store = SequenceStore(runtime, key, reuse, folder)
+            self.store = SequenceStore(runtime, key, reuse, folder, read_in)
             on_gpu = session.device.type == "cuda"
             between = on_gpu and self.not_captured is None and self._weights is None
             if between:
@@ -196,6 +209,7 @@ class LLM(AbstractContextManager["LLM"]):
                 ends=end_tokens(loaded.model, loaded.tokenizer),
                 sampling=sampling_defaults(loaded.model),
                 max_waiting=max_waiting,
+                deterministic=deterministic,
             )
             if max_length is None:
                 self.engine.scheduler.admission.check_room()
@@ -334,14 +348,20 @@ class LLM(AbstractContextManager["LLM"]):
     def warm_up(self, sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Records the decode step for batches of these sizes now rather than when one first runs; all sizes if None.
 
-        Kernels for prompts are chosen and compiled too, which can take ten seconds the first time in a process.
+        Kernels for prompts are chosen and compiled too, and a text that is made up is read and answered where no other
+        request runs: so the first request waits for nothing but its own work. The first time on a machine takes a
+        minute, since compiled kernels are kept.
         -> one entry for each captured graph: batch size, whether the CPU takes part, seconds. Nothing without a GPU.
         """
+        from coattn.engine.runner.rehearse import rehearse
         from coattn.kernels.prompt.warm import warm
 
         with self.engine.paused():
             warm(self._layers, self.max_length)
-            return self.runner.warm_up(sizes)
+            made = self.runner.warm_up(sizes)
+            if made and not self.engine.scheduler.running:
+                rehearse(self.runner, self.max_length)
+            return made
 
     def trace(self) -> StepTrace | None:
         """Where the time of the last decode step went. Waits for a step that runs on another thread."""
@@ -361,6 +381,7 @@ class LLM(AbstractContextManager["LLM"]):
         weights_gpu, weights_host, weights_moved: bytes of weights in each tier, and what a step brings in over PCIe;
         with weights_on_gpu only.
         devices: what lies on each, with several only.
+        deterministic: whether an answer is the same bits whoever else runs.
         captured: whether decode steps are CUDA graphs; not_captured: else the part and the reason.
         audit: under a method that promises an error, what was measured of it: see docs/methods/auto.md; None elsewhere.
         mixed_steps: steps that decoded and read prompts at once; not_mixed: the part and the reason where none does.
@@ -382,6 +403,7 @@ class LLM(AbstractContextManager["LLM"]):
             **self.store.describe(),
             "captured": self.not_captured is None,
             "not_captured": self.not_captured,
+            "deterministic": self.engine.deterministic,
             **({} if self._weights is None else self._weights.report()),
             **self.devices.report(self.ledger),
             "not_mixed": self.not_mixed,
@@ -407,6 +429,8 @@ class LLM(AbstractContextManager["LLM"]):
         given = prompt if isinstance(prompt, Prefilled) else None
         if given is not None:
             given.check(self._layers, read_by(self.model))
+            if self.engine.deterministic:
+                raise ConfigError("A prompt that was read elsewhere is not deterministic.", "Give its tokens.")
         ids = encode(prompt, self.tokenizer, self.vocabulary)
         return self.engine.prepare(ids, params, given=given, **fields)
 

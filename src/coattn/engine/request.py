@@ -49,6 +49,8 @@ class Request:
     session: int | None = None
     """The number of the session whose turn it is."""
     output: list[int] = field(default_factory=list)
+    scored: list[TokenLogprobs | None] | None = None
+    """What the model says of each token of the prompt, where it is asked; of the first it says nothing."""
     stored: int = 0
     cached: int | None = None
     """Tokens that were stored already when it first got a slot."""
@@ -153,8 +155,12 @@ class RequestOutput:
     """The end token is included if there was one; it is not part of `text`."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One entry per token of `token_ids`, where `SamplingParams.logprobs` asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One entry per token of the prompt, where `SamplingParams.prompt_logprobs` asked for them; None for the first."""
     finish_reason: FinishReason | None = None
     """None while more is to come; `length`: max_new_tokens or the longest sequence was reached."""
+    stop_string: str | None = None
+    """The stop string that ended the answer, if one did."""
     error: CoattnError | None = None
     """Why, where finish_reason is `error`."""
     prompt_tokens: int = 0

@@ -37,6 +37,7 @@ class Scheduler:
         tail: int = 0,
         store: SequenceStore | None = None,
         block: int = 0,
+        reserves: bool = False,
     ) -> None:
         """admission: says what fits. policy: how many prompt tokens are read between two decode steps.
 
@@ -44,11 +45,13 @@ class Scheduler:
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
         tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         store: what is stored outside the slots. block: see `PrefillQueue`.
+        reserves: whether whoever is let in has room for its longest answer, so that nobody has to give way.
         """
         self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
         self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail, block)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self._reserves = reserves
         self.preemptions = 0
         self._short = False
         """Whether a step has run out of memory that counts as free, and nobody has ended since."""
@@ -154,7 +157,12 @@ class Scheduler:
     def _fits_beside(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
         saved = {} if self.store is None else self.store.shared_bytes(newcomer)
-        return self.admission.fits(_ahead(newcomer), saved, [(each.stored, _ahead(each)) for each in self.running])
+        grown = [(each.stored, self._ahead(each)) for each in self.running]
+        return self.admission.fits(self._ahead(newcomer), saved, grown)
+
+    def _ahead(self, request: Request) -> int:
+        """Tokens that it may have stored by the time that others are let in again."""
+        return request.limit if self._reserves else min(request.total + HEADROOM_TOKENS, request.limit)
 
     def _choose(self) -> Forward:
         """At most a budget of reading between two decode steps, or in one."""
@@ -201,7 +209,3 @@ def _growth(work: Forward) -> list[tuple[int, int]]:
 def _is_known(request: Request) -> bool:
     """Whether what comes next of a prompt was read elsewhere: it is stored, and nothing runs."""
     return request.given is not None and request.stored < len(request.given.tokens)
-
-
-def _ahead(request: Request) -> int:
-    return min(request.total + HEADROOM_TOKENS, request.limit)

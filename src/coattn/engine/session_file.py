@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coattn.engine.store import sealed
 from coattn.errors import InputError, one_line
-from coattn.hf.converted import cache_dir
+from coattn.folders import cache_dir
 
 FORMAT = "coattn-session-2"
 SUFFIX = ".safetensors"

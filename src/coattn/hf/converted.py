@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from coattn.errors import ModelError
+from coattn.folders import cache_dir
 from coattn.progress import silent as silent
 
 Progress = Callable[[str, int, "int | None"], None]
@@ -37,14 +38,6 @@ def stage(name: str, on_progress: Progress) -> Iterator[None]:
     on_progress(name, 0, 1)
     yield
     on_progress(name, 1, 1)
-
-
-def cache_dir() -> Path:
-    """`$COATTN_CACHE`, else the user's cache folder. Makes nothing."""
-    if chosen := os.environ.get("COATTN_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "coattn"
 
 
 def model_dir(name: str) -> Path:

@@ -96,8 +96,8 @@ def sizes(model: PreTrainedModel) -> Sizes:
     """model: may be on a device without memory. A head that is tied to the embedding counts on both sides."""
     layers, ends = layers_of(model), modules_after(model)
     own = {p for module in (*layers, *ends) for p in module.parameters()}
-    table = model.get_input_embeddings().weight
-    first = sum(p.nbytes for p in model.parameters() if p not in own) + (table.nbytes if table in own else 0)
+    tied = sum(p.nbytes for p in model.get_input_embeddings().parameters() if p in own)
+    first = sum(p.nbytes for p in model.parameters() if p not in own) + tied
     return Sizes(tuple(map(bytes_of, layers)), first, sum(map(bytes_of, ends)))
 
 

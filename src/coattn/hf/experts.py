@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import batched_mm_experts_forward
 
+from coattn.hf.quantised.module import PackedExperts
 from coattn.hf.stored import weight_bytes
 
 GROUPED, COPYING = "grouped_mm", "batched_mm"
@@ -33,9 +34,9 @@ class WeightsRead(NamedTuple):
 
 def weights_read(model: nn.Module) -> WeightsRead:
     """What a decode step must read, of a model with experts or without."""
-    total, experts = weight_bytes(model), list(expert_modules(model))
+    total, experts = weight_bytes(model), list(filter(holds_experts, model.modules()))
     inside = sum(p.nbytes for module in experts for p in module.parameters())
-    top, count = top_of(model), max((int(module.num_experts) for module in experts), default=1)
+    top, count = top_of(model), max((int(cast(Any, module).num_experts) for module in experts), default=1)
     return WeightsRead(total - inside, inside, min(1.0, top / count)) if top else WeightsRead(total, 0, 1.0)
 
 
@@ -47,6 +48,11 @@ def expert_modules(model: nn.Module) -> Iterator[Any]:
 def is_experts(module: Any) -> bool:
     """Whether a module holds experts, under Transformers' experts interface."""
     return hasattr(module, "is_transposed") and isinstance(getattr(module, "down_proj", None), nn.Parameter)
+
+
+def holds_experts(module: Any) -> bool:
+    """Whether a module holds experts, packed or not."""
+    return isinstance(module, PackedExperts) or is_experts(module)
 
 
 def top_of(model: nn.Module) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coattn.errors import ConfigError, InputError, UnsupportedError
-from coattn.hf.quantised.config import PACKED, is_packed, quantisation, refuse_packed
+from coattn.hf.quantised.config import is_packed, quantisation, refuse_packed
 
 FAMILIES: dict[str, str] = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
 """`model_type` -> the family's name, of those that are tested: tiny random models give Transformers' own tokens. Others
@@ -58,10 +58,8 @@ PLAIN = {
 }
 """Language models that differ from another family in the positions of images alone -> that family."""
 
-LOADERS = {"bitsandbytes": "bitsandbytes", "torchao": "torchao", "quanto": "optimum", "hqq": "hqq"}
+LOADERS = {"torchao": "torchao", "quanto": "optimum", "hqq": "hqq"}
 """Quantisation of weights -> the package without which Transformers cannot load it."""
-EXPERT_LOADERS = {"awq": "gptqmodel", "gptq": "gptqmodel", "compressed-tensors": "compressed_tensors"}
-"""The same of mixtures of experts, whose layers coattn does not read packed; FP8 Transformers loads by itself."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -177,15 +175,14 @@ def _refuse_weights(config: Mapping[str, Any]) -> UnsupportedError | None:
     method = str(quantised.get("quant_method", "unknown"))
     said, other = (
         f"The weights are quantised by {method!r}",
-        "Choose the checkpoint in bfloat16 or float16, or a GGUF file, which is unpacked.",
+        "Choose the checkpoint in bfloat16 or float16, or a GGUF file.",
     )
     if is_packed(config):
         why = refuse_packed(quantised)
         return None if why is None else UnsupportedError(f"{said} with {why}, which coattn does not read.", other)
-    package = LOADERS.get(method) or EXPERT_LOADERS.get(method)
-    if package is None and method not in PACKED:
+    package = LOADERS.get(method)
+    if package is None:
         return UnsupportedError(f"{said}, which coattn does not load.", other)
-    if package is not None and find_spec(package) is None:
-        takes = "which takes" if method in LOADERS else "which of a mixture of experts takes"
-        return UnsupportedError(f"{said}, {takes} the package {package} to load, and that is not installed.", other)
+    if find_spec(package) is None:
+        return UnsupportedError(f"{said}, which takes the package {package} to load, and that is not installed.", other)
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
@@ -16,11 +16,14 @@ from coattn.hf.ahead import Ahead
 from coattn.hf.architectures import describe_states
 from coattn.hf.attention import Attends, Call, ModelUser
 from coattn.hf.experts import grouped
-from coattn.hf.logits import head
+from coattn.hf.logits import head, logit_chunks
 from coattn.hf.mixers import mixing
 from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
+
+Heard = Callable[[int, Tensor], None]
+"""Gets logits of some tokens of a text: `(index of the first, float32 [n, vocabulary])`."""
 
 
 class Session(ModelUser, AbstractContextManager["Session"]):
@@ -73,15 +76,24 @@ class Session(ModelUser, AbstractContextManager["Session"]):
 
     @torch.no_grad()
     def forward(
-        self, runtime: Attends, running: RunningStep, ids: Tensor, positions: Tensor, rows: slice | Tensor | None
+        self,
+        runtime: Attends,
+        running: RunningStep,
+        ids: Tensor,
+        positions: Tensor,
+        rows: slice | Tensor | None,
+        heard: Sequence[tuple[slice, Heard]] = (),
     ) -> Tensor | None:
         """ids, positions `[tokens]`, packed as the running step -> logits of some of them.
 
         rows: which tokens, n of them -> float32 `[n, vocabulary]`, where the head is; None computes no logits. All
-        others are on the session's device.
+        others are on the session's device. heard: who gets the logits of all tokens of a slice, some at a time.
         """
         with self.through():
             hidden = self.hidden(runtime, running, ids, positions)
+            for part, hear in heard:
+                for start, logits in logit_chunks(self.model, hidden[part]):
+                    hear(start, logits)
             if rows is None:
                 return None
             return head(self.model, hidden[rows.to(hidden.device) if isinstance(rows, Tensor) else rows])

@@ -21,8 +21,10 @@ from coattn.hf.families import language_part
 from coattn.hf.fuse.experts import expert_form
 from coattn.hf.fuse.layer import layer_forms
 from coattn.hf.fuse.siblings import find_siblings
-from coattn.hf.gguf.header import read_header
-from coattn.hf.load import choose_dtype, hub_options
+from coattn.hf.gguf.blocks import READERS
+from coattn.hf.gguf.header import read_tensors
+from coattn.hf.gguf.read import config_of as of_file
+from coattn.hf.load import choose_dtype
 from coattn.hf.probe import look_at, mixers_of, routed_to
 from coattn.hf.quantised.config import describe, is_packed, quantisation
 from coattn.hf.refusals import explained
@@ -31,11 +33,18 @@ from coattn.units import format_bytes
 
 
 def config_of(gguf: Path) -> dict[str, Any]:
-    """The config.json that a GGUF file becomes. Its weights are unpacked when it is run, so none are quantised."""
-    read_header(gguf)  # says what is wrong with a file that is none
-    with explained(gguf, "config"):
-        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, **hub_options(gguf))
-    return {**config.to_dict(), "quantization_config": None}
+    """The config.json that a GGUF file becomes, with the types and the bytes of its weights as they are kept."""
+    config, tensors = of_file(gguf), read_tensors(gguf)
+    matrices = {name: each for name, each in tensors.items() if len(each.shape) > 1}
+    sizes = {name: x.size if x.kind in READERS else 2 * math.prod(x.shape) for name, x in matrices.items()}
+    table = "token_embd.weight"
+    kept = {
+        "quant_method": "gguf",
+        "types": sorted({READERS[x.kind][0] for x in matrices.values() if x.kind in READERS}),
+        "weight_bytes": sum(sizes.values()),
+        "unread_bytes": 0 if config.tie_word_embeddings else sizes.get(table, 0),
+    }
+    return {**config.to_dict(), "quantization_config": kept}
 
 
 def with_defaults(name: str, config: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any]:
@@ -108,7 +117,9 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
         })  # fmt: skip
     top = top_of(model)
     for (experts, own), count in Counter(map(_mixture, expert_modules(model))).items():
-        fast, name = plain and own and on_gpu, model.config._experts_implementation
+        packed = is_packed(config)
+        fast, name = plain and (own or packed) and on_gpu, model.config._experts_implementation
+        name = "unpacking one after the other" if packed else name
         rows.append({
             "part": f"{count} layers of {experts} experts, of which a token uses {top}",
             "choice": f"{'Triton' if fast else name}, {how}",
@@ -117,9 +128,9 @@ def layer_kinds(name: str, config: Mapping[str, Any], device: torch.device) -> l
     mixers = mixers_of(model)
     if mixers:
         size = sum(math.prod(shape) * (4 if dtype else 2) for each in mixers for _, _, shape, dtype in each.states)
-        own = [model.get_decoder().get_submodule(each.name) for each in mixers]
-        ours = plain and on_gpu and all(len(each.members) == 4 for x in own for each in siblings.get(x, ()))
-        ours = ours and all(x in siblings for x in own)
+        modules = [model.get_decoder().get_submodule(each.name) for each in mixers]
+        ours = plain and on_gpu and all(len(each.members) == 4 for x in modules for each in siblings.get(x, ()))
+        ours = ours and all(x in siblings for x in modules)
         said = f"Transformers' own modules{', decode steps in three kernels' * ours}"
         said += f"; {format_bytes(size)} a sequence in bfloat16, twice"
         rows.append({"part": f"{len(mixers)} layers with a state", "choice": "as the others", "reason": said})
@@ -163,6 +174,9 @@ def _with_numbers(model: Any) -> Any:
 
 def _packed(config: Mapping[str, Any], on_gpu: bool) -> dict[str, str]:
     form, scales = describe(config)
+    if not on_gpu and quantisation(config)["quant_method"] == "gguf":
+        why = "a CPU multiplies numbers faster; they stay packed where memory is short"
+        return {"part": "weights of linear layers", "choice": f"{form}, unpacked", "reason": why}
     how = "decode steps multiply them as they are; of prompts" if on_gpu else "multiplied by parts:"
     why = f"{quantisation(config)['quant_method']}, a scale for {scales}; {how} one matrix at a time is unpacked"
     return {"part": "weights of linear layers", "choice": f"{form}, kept packed", "reason": why}

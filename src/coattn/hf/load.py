@@ -39,7 +39,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode with its tokenizer. `path` is its folder, or None when it came from the hub.
+    """A model in eval mode with its tokenizer. `path` is its folder or file, or None when it came from the hub.
 
     A model from a GGUF file is named by what the file calls it and the file's hash; `sha256` is the whole hash.
     """
@@ -70,21 +70,14 @@ def load(
     `on_host` leaves the weights in DRAM, in the dtype that the device would have, for whoever moves only some of them.
     The tokenizer pads on the left, as generation from a batch needs, with the end token where the model names no pad
     token. Prints nothing. A model with missing or misshapen weights is refused: Transformers would fill them with
-    random numbers. Code that ships with a model is never run. A GGUF file is unpacked to `dtype` and kept so in the
-    cache. check: asked before any weight is fetched or read; may raise.
+    random numbers. Code that ships with a model is never run. check: asked before any weight is fetched or read; may
+    raise.
     """
     place = choose_device(device)
     number = choose_dtype(dtype, place)
     where = resolve(name, on_progress=on_progress)
-    named, sha256 = str(name), None
     if isinstance(where, Path) and is_gguf(where):
-        from coattn.hf.gguf.convert import folder_of
-        from coattn.hf.gguf.header import open_gguf
-
-        file = open_gguf(where, on_progress)
-        if check is not None:
-            check(None, file.header.get(f"{file.header['general.architecture']}.context_length"))
-        where, named, sha256 = folder_of(file, number, on_progress), file.name, file.sha256
+        return _read_gguf(where, number, place, on_host, on_progress, check)
     with explained(where, "config"):
         options = hub_options(where)
         config = AutoConfig.from_pretrained(where, **options)
@@ -100,7 +93,7 @@ def load(
         if not hasattr(config, "quantization_config"):
             with torch.device("meta"):
                 like = AutoModelForCausalLM.from_config(config, dtype=number)
-            _check_memory(like, str(number).removeprefix("torch."), None if on_host else place, named)
+            _check_memory(like, str(number).removeprefix("torch."), None if on_host else place, str(name))
         with explained(where, "model"), stage("load", on_progress):
             model, report = _causal.from_pretrained(
                 where,
@@ -114,13 +107,50 @@ def load(
             if not on_host:
                 model.to(place)
         refuse_gaps(str(name), sorted(report["missing_keys"]), sorted(key[0] for key in report["mismatched_keys"]))
+    return _loaded(model, tokenizer, str(name), where if isinstance(where, Path) else None)
+
+
+def _loaded(model: PreTrainedModel, tokenizer: Any, name: str, path: Path | None, sha256: str | None = None) -> Loaded:
     model.eval()
     tokenizer.padding_side = "left"
     # Whether a text is too long is for the caller to say, who may well cut it into pieces.
     tokenizer.deprecation_warnings[TOO_LONG] = True
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return Loaded(model, tokenizer, named, where if isinstance(where, Path) else None, sha256)
+    return Loaded(model, tokenizer, name, path, sha256)
+
+
+def _read_gguf(
+    path: Path,
+    dtype: torch.dtype,
+    place: torch.device,
+    on_host: bool,
+    on_progress: Progress,
+    check: Check | None,
+) -> Loaded:
+    """A GGUF file, whose weights stay in its own bits where that is faster, or memory is short."""
+    from coattn.hf.gguf.convert import name_ends
+    from coattn.hf.gguf.header import open_gguf
+    from coattn.hf.gguf.read import GgufCheckpoint, config_of
+    from coattn.hf.gguf.tokenizer import read_tokenizer
+
+    file = open_gguf(path, on_progress)
+    if check is not None:
+        check(None, file.header.get(f"{file.header['general.architecture']}.context_length"))
+    config = config_of(path)
+    with explained(path, "tokenizer"):
+        tokenizer = read_tokenizer(file.header, path)
+    if check is not None:
+        check(tokenizer, positions(config))
+    with explained(path, "model"), stage("load", on_progress):
+        checkpoint = GgufCheckpoint(file, config, dtype, keeps_packed(place, on_host))
+        if bytes_of(checkpoint.model) > memory()[1]:
+            checkpoint = GgufCheckpoint(file, config, dtype)
+        _check_memory(checkpoint.model, "their own bits", None if on_host else place, file.name)
+        model = checkpoint.fill(torch.device("cpu") if on_host else place)
+        name_ends(model, tokenizer, file.header)
+        model.config.name_or_path = file.name
+    return _loaded(model, tokenizer, file.name, path, file.sha256)
 
 
 def _text_part(config: Any) -> tuple[Any, dict[str, str] | None]:
@@ -135,6 +165,11 @@ def _text_part(config: Any) -> tuple[Any, dict[str, str] | None]:
         text.quantization_config = config.quantization_config
     part = r"^(?:model\.)?(?:language_model|text_model)\."
     return text, {rf"{part}lm_head\.": "lm_head.", rf"{part}(?:model\.)?(?!lm_head)": "model."}
+
+
+def keeps_packed(place: torch.device, on_host: bool) -> bool:
+    """Whether weights of GGUF files stay packed for a device: a CPU multiplies numbers tens of times faster."""
+    return on_host or place.type != "cpu"
 
 
 def _read_packed(

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from coattn.cache.ledger import Ledger
 from coattn.errors import ConfigError, InputError
+from coattn.folders import cache_dir
 from coattn.hf.architectures import describe_layers
-from coattn.hf.converted import Progress, cache_dir, silent
+from coattn.hf.converted import Progress, silent
 from coattn.hf.fingerprint import config_fingerprint, read_by
 from coattn.hf.forward import Session
 from coattn.hf.load import Loaded

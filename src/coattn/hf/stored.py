@@ -39,9 +39,9 @@ def bytes_of(module: nn.Module) -> int:
 
 def weight_bytes(model: Any) -> int:
     """Bytes of weights that a decode step must read: all but the rows of the embedding it does not look up."""
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    total = sum(weight.nbytes for _, weight in stored(model))
-    return int(total if table is getattr(head, "weight", None) else total - table.nbytes)
+    head = set() if (module := model.get_output_embeddings()) is None else set(module.parameters())
+    unread = sum(weight.nbytes for weight in model.get_input_embeddings().parameters() if weight not in head)
+    return int(sum(weight.nbytes for _, weight in stored(model)) - unread)
 
 
 def elsewhere(tensor: Tensor, device: torch.device) -> bool:

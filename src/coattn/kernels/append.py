@@ -5,11 +5,15 @@ from torch import Tensor
 
 from coattn.kernels.operation import Operation
 from coattn.kernels.quantise.blocks import PackedBlocks, as_blocks, pack_blocks, scales_of
+from coattn.kernels.quantise.tokens import TokenBlocks
 
 
 @Operation
-def write_rows(gpu: Tensor, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+def write_rows(gpu: Tensor | TokenBlocks, ids: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
     """Token i of k, v `[tokens, kv_heads, d]` goes to row `rows[i]` of block `ids[i]`. No two tokens share a place."""
+    if isinstance(gpu, TokenBlocks):
+        gpu.write(ids, rows, k, v)
+        return
     gpu[ids, :, 0, rows] = k.to(gpu.dtype)
     gpu[ids, :, 1, rows] = v.to(gpu.dtype)
 
@@ -26,7 +30,7 @@ def whole_blocks(k: Tensor, v: Tensor, block: int) -> Tensor:
 
 @Operation
 def append(
-    gpu: Tensor,
+    gpu: Tensor | TokenBlocks,
     ids: Tensor,
     places: Tensor,
     k: Tensor,
@@ -34,14 +38,14 @@ def append(
     host: Tensor | PackedBlocks | None = None,
     flush_to: Tensor | None = None,
 ) -> None:
-    """k, v `[rows, kv_heads, d]` to rows `places` of blocks `ids` of gpu `[n, kv_heads, 2, size, d]`.
+    """k, v `[rows, kv_heads, d]` to rows `places` of blocks `ids` of gpu `[n, kv_heads, 2, size, d]`, or in few bits.
 
     flush_to: the block of host that each of these blocks, now full, is written through to; negative: it is not full.
     host: like gpu, or in 8 bits, whose scales go to GPU memory too where they have a place there. A GPU writes to
     mapped memory.
     """
     write_rows.reference(gpu, ids.long(), places.long(), k, v)
-    if host is not None and flush_to is not None:
+    if host is not None and flush_to is not None and isinstance(gpu, Tensor):
         full = (flush_to >= 0).nonzero()[:, 0]
         blocks, to = gpu[ids[full].long()], flush_to[full].long()
         away = as_blocks(host, *gpu.shape[3:])

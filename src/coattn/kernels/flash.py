@@ -6,6 +6,7 @@ from torch import Tensor
 from coattn.kernels.merge import merge_rows
 from coattn.kernels.prompt import Mask, attend_prompt
 from coattn.kernels.prompt.kernels import LARGEST, ON_CPU
+from coattn.kernels.quantise.tokens import TokenBlocks
 from coattn.state import AttnState
 from coattn.types import BlockList
 
@@ -17,7 +18,7 @@ MANY = 64
 """Query tokens from which it is faster than the kernels for few, on a CPU."""
 
 
-def refuses(q: Tensor, blocks: Tensor, picked: BlockList, softcap: float | None) -> str | None:
+def refuses(q: Tensor, blocks: Tensor | TokenBlocks, picked: BlockList, softcap: float | None) -> str | None:
     """Why a call over blocks cannot be taken, or None."""
     on_gpu, (seqs, queries, _, d) = q.device.type == "cuda", q.shape
     if on_gpu and d > LARGEST:
@@ -31,7 +32,9 @@ def refuses(q: Tensor, blocks: Tensor, picked: BlockList, softcap: float | None)
     return None
 
 
-def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: float | None = None) -> AttnState:
+def attend(
+    q: Tensor, blocks: Tensor | TokenBlocks, picked: BlockList, scale: float, softcap: float | None = None
+) -> AttnState:
     """q `[1, queries, q_heads, d]` over blocks `[n, kv_heads, 2, block, d]`; the lists are the same for all heads."""
     block, mask = blocks.shape[3], Mask(False, softcap=softcap)
     states = []
@@ -46,12 +49,18 @@ def attend(q: Tensor, blocks: Tensor, picked: BlockList, scale: float, softcap: 
     return AttnState(whole.out[None], whole.lse[None])
 
 
-def rows(blocks: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def rows(blocks: Tensor | TokenBlocks, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """The first tokens of listed blocks: k, v `[tokens, kv_heads, d]`, in one copy.
 
     On a CPU the rows of a head lie side by side, as its kernel wants them. On a GPU token after token: cuDNN compiles a
     program for every stride, and the strides of this form are the same for any number of tokens.
     """
+    if isinstance(blocks, TokenBlocks):
+        if blocks.device.type == "cuda":
+            from coattn.kernels.triton.tokens import listed_rows as unpacked_rows
+
+            return unpacked_rows(blocks, ids, tokens)
+        blocks, ids = blocks.read(ids), torch.arange(len(ids))
     if blocks.device.type == "cuda":
         from coattn.kernels.triton.read_keys import listed_rows
 

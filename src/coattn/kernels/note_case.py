@@ -1,4 +1,4 @@
-"""What one layer, row and KV head of a decode step did, written where the host will look."""
+"""What a layer of a decode step did for one KV head of a sequence, written where the host will look."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from coattn.kernels.operation import Operation
 
 
 @dataclass(frozen=True)
-class NotedCase:
-    """Float32 numbers at a fixed place. q, out: `[group, d]`; attended, left: `[group]`; kv: `[2, block, d]`."""
+class NotedCases:
+    """Float32 numbers at a fixed place, one row a slot. q, out: `[group, d]`; attended, left: `[group]`; kv:
+    `[2, block, d]`."""
 
-    flat: Tensor
+    rows: Tensor
     group: int
     d: int
     block: int
 
     @staticmethod
-    def zeros(group: int, d: int, block: int, device: torch.device, pinned: bool = False) -> NotedCase:
+    def zeros(slots: int, group: int, d: int, block: int, device: torch.device, pinned: bool = False) -> NotedCases:
         size = 2 * group * d + 2 * group + 2 * block * d
-        flat = torch.zeros(size, device=device, pin_memory=pinned)
-        return NotedCase(flat, group, d, block)
+        return NotedCases(torch.zeros(slots, size, device=device, pin_memory=pinned), group, d, block)
 
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """q, out, attended, left, kv."""
+    def parts(self, slot: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, out, attended, left, kv of a slot."""
         g, d = self.group, self.d
-        q, out, attended, left, kv = torch.split(self.flat, [g * d, g * d, g, g, 2 * self.block * d])
+        q, out, attended, left, kv = torch.split(self.rows[slot], [g * d, g * d, g, g, 2 * self.block * d])
         return q.view(g, d), out.view(g, d), attended, left, kv.view(2, self.block, d)
 
 
@@ -40,23 +40,22 @@ def note_case(
     far: Tensor,
     memory: Tensor,
     block: Tensor,
-    into: NotedCase,
-    choice: Tensor,
+    into: NotedCases,
+    choice: tuple[Tensor, Tensor, Tensor],
     layer: int,
 ) -> None:
-    """Writes `into` if `choice` `[3]` int32, (layer, row, KV head), names this layer.
+    """Writes a slot of `into` for each row of the step whose choice names this layer.
 
+    choice: layer, KV head and slot of each row, `[rows]` int32 each.
     q, out `[rows, q_heads, d]`; near, far `[rows, pieces, q_heads]` float32: the lse of pieces of what was attended,
     the last of `far` that of what was left out; memory `[n, kv_heads, 2, block, d]`; block `[rows]` int32: the block of
     each row that fills.
     """
-    chosen, row, head = choice.tolist()
-    if chosen != layer:
-        return
-    own = slice(head * into.group, (head + 1) * into.group)
-    to = into.parts()
-    pieces = torch.cat([near[row, :, own], far[row, :-1, own]])
-    for target, source in zip(
-        to, (q[row, own], out[row, own], pieces.logsumexp(0), far[row, -1, own], memory[block[row], head]), strict=True
-    ):
-        target.copy_(source)
+    for row, (chosen, head, slot) in enumerate(zip(*(x.tolist() for x in choice), strict=True)):
+        if chosen != layer:
+            continue
+        own = slice(head * into.group, (head + 1) * into.group)
+        pieces = torch.cat([near[row, :, own], far[row, :-1, own]])
+        found = q[row, own], out[row, own], pieces.logsumexp(0), far[row, -1, own], memory[block[row], head]
+        for target, source in zip(into.parts(slot), found, strict=True):
+            target.copy_(source)

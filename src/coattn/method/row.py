@@ -106,6 +106,14 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "blocks in the model's own numbers only.",
             "Leave host_dtype out, or use method cpu, scout, hgca or auto.",
         )
+    form = getattr(parts.config, "gpu_dtype", "model")
+    reader = next((part for part in parts.all()[1:] if not part.takes_gpu_dtype), None)
+    if form != "model" and reader is not None:
+        raise ConfigError(
+            f"gpu_dtype is {form!r}, but {reader.axis} {reader.name!r} (method {method.name}) reads blocks in the "
+            "model's own numbers only.",
+            "Leave gpu_dtype out, or use method full.",
+        )
     exact = all(part.is_exact() for part in parts.all()) and blockwise is None
     if blockwise is not None:
         params |= zip(NAMES, (blockwise.block, blockwise.anchor, blockwise.question), strict=True)
@@ -180,7 +188,9 @@ def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any
             )
     known |= fixed
     if not given.keys() <= known.keys():
-        raise UnknownNameError(f"method {method.name!r}", given.keys() - known.keys(), [*known, *NAMES])
+        raise UnknownNameError(
+            f"method {method.name!r}", given.keys() - known.keys(), [*known.keys() - method.internal, *NAMES]
+        )
     for name, value in given.items():
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}, but must be true or false.", f"Set {name}=true or {name}=false.")

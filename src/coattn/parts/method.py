@@ -33,6 +33,8 @@ class Method:
     """Parameters that differ from the parts' own defaults."""
     variant_of: str = ""
     """The row with the same parts and other parameters, where this is a variant of one."""
+    internal: frozenset[str] = frozenset()
+    """Parameters for experiments and tests: they can be set, but no list shows them."""
 
     def parts(self) -> list[tuple[str, str]]:
         """`(axis, part name)` of every part."""

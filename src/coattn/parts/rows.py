@@ -109,13 +109,13 @@ METHODS = (
     HGCA,
     HGCA.variant(
         "hgca-paper",
-        "Lossy. `hgca` as published: entries in DRAM weigh what queries give on average, not at most.",
+        "Lossy. `hgca` close to the paper: entries in DRAM weigh what the last queries give on average, not at most.",
         peak=False,
     ),
     SCOUT,
     SCOUT.variant(
         "scout-paper",
-        "Lossy. `scout` as published: digests as bounds, no first block for good, ahead from layer 1.",
+        "Lossy. `scout` close to the paper: digests as bounds, ahead from layer 1, one interval of recall.",
         window_blocks=2,
         slack=1.0,
         sink_blocks=0,
@@ -124,7 +124,7 @@ METHODS = (
     HCATTENTION,
     HCATTENTION.variant(
         "hcattention-paper",
-        "Lossy. `hcattention` as published: each query head its own entries, the rest counts nothing.",
+        "Lossy. `hcattention` close to the paper: each query head its own entries, the rest counts nothing.",
         window_blocks=1,
         tail="none",
         union=False,

@@ -16,11 +16,14 @@ from coattn._version import __version__
 from coattn.errors import CoattnError
 from coattn.serve.context import Context
 from coattn.serve.engine import EngineThread
-from coattn.serve.errors import ApiError, explain
+from coattn.serve.errors import MESSAGES, ApiError, explain
 from coattn.serve.gate import Gate, local_hosts
-from coattn.serve.routes import page, state, text, tokens
+from coattn.serve.routes import messages, ollama, page, state, text, tokens
+from coattn.serve.schema.base import Posted
 from coattn.serve.schema.chat import ChatRequest
 from coattn.serve.schema.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from coattn.serve.schema.messages import MessagesRequest
+from coattn.serve.schema.ollama import OllamaChat
 from coattn.serve.schema.responses import ResponsesRequest
 from coattn.serve.settings import Settings
 
@@ -29,6 +32,8 @@ GETS: dict[str, Endpoint] = {
     "/health": state.health,
     "/ready": state.ready,
     "/metrics": state.metrics,
+    "/api/tags": ollama.tags,
+    "/api/version": ollama.version,
     "/v1/models": state.models,
     "/v1/models/{model:path}": state.model,
     "/v1/coattn/status": state.show,
@@ -43,6 +48,11 @@ POSTS: dict[str, tuple[Endpoint, type[BaseModel]]] = {
     "/v1/chat/completions": (text.chat, ChatRequest),
     "/v1/completions": (text.completions, CompletionRequest),
     "/v1/responses": (text.responses, ResponsesRequest),
+    MESSAGES: (messages.messages, MessagesRequest),
+    f"{MESSAGES}/count_tokens": (messages.count_tokens, MessagesRequest),
+    "/api/chat": (ollama.chat, OllamaChat),
+    "/api/generate": (ollama.generate, OllamaChat),
+    "/api/show": (ollama.show, Posted),
     "/tokenize": (tokens.tokenize, TokenizeRequest),
     "/detokenize": (tokens.detokenize, DetokenizeRequest),
 }
@@ -74,7 +84,7 @@ def build(settings: Settings, engine: EngineThread) -> FastAPI:
             allow_origins=list(settings.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients send headers of their own, such as x-stainless-os
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-position", "retry-after"],
         )
     return app
 
@@ -102,8 +112,8 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def _explained(_: Request, error: Exception) -> Response:
-    return explain(error).response()
+async def _explained(request: Request, error: Exception) -> Response:
+    return explain(error).response(request.url.path)
 
 
 async def _by_status(request: Request, error: Exception) -> Response:
@@ -113,4 +123,4 @@ async def _by_status(request: Request, error: Exception) -> Response:
         said, code = f"There is nothing at {path}. GET /openapi.json lists the paths.", "not_found"
     elif error.status_code == 405:
         said, code = f"{request.method[:20]} is not allowed at {path}.", "method_not_allowed"
-    return ApiError(error.status_code, said, code=code, headers=dict(error.headers or {})).response()
+    return ApiError(error.status_code, said, code=code, headers=dict(error.headers or {})).response(path)

@@ -16,7 +16,6 @@ from coattn.engine.prompts import PromptReader
 from coattn.engine.request import RequestOutput
 from coattn.engine.sampling.logits import Guide
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import BusyError
 from coattn.hf.prefilled import Prefilled
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError, explain
@@ -56,15 +55,22 @@ class HttpCall:
     takes back what it has put in line.
     """
 
-    def __init__(self, engine: EngineThread, wanted: int) -> None:
+    def __init__(self, engine: EngineThread, wanted: int, after: Callable[[HttpCall], None]) -> None:
+        """wanted: answers. after: called once, when it is closed."""
         self.engine, self.llm, self.wanted = engine, engine.ready(), wanted
         room, waiting = self.llm.engine.inbox.room, self.llm.engine.inbox.max_waiting
         most = None if waiting is None else self.llm.runner.slots + waiting
         if most is not None and wanted > most:
             said = f"This asks for {wanted:,} answers, but the server takes at most {most:,} at a time."
             raise ApiError(400, said, param="n", code="too_many_answers")
-        if room is not None and room - sum(each.wanted for each in engine.calls if not each.handles) < wanted:
-            raise BusyError(f"{waiting:,} requests wait already.", "Try again later.")
+        coming = sum(each.wanted for each in engine.calls if not each.handles)
+        if room is not None and room - coming < wanted:
+            seconds = engine.pace.seconds(wanted - room + coming)
+            said = f"{waiting:,} requests wait already. Try again in {seconds} s."
+            raise ApiError(503, said, code="queue_full", headers={"Retry-After": str(seconds)})
+        self.ahead = max(0, len(self.llm.engine.inbox) + coming - self.llm.runner.slots + 1)
+        """Requests that had to end before it could begin when it came."""
+        self._after = after
         self.handles: list[Handle] = []
         self.closed = False
         self._error: ApiError | None = None
@@ -75,6 +81,7 @@ class HttpCall:
         self._news = asyncio.Event()
         self._lock = threading.Lock()
         engine.calls.add(self)
+        engine.pace.enter(wanted)
 
     async def open(self, make: Callable[[LLM], Order], threads: Executor) -> Order:
         """Makes the order on another thread and puts it in line. Raises ApiError and CoattnError.
@@ -85,7 +92,8 @@ class HttpCall:
         if elsewhere is None:  # in one go: else the first of a burst would wait for the prompts of all
             return await run(threads, lambda: self._submit(make(self.llm)))
         order = await run(threads, make, self.llm)
-        if order.session is not None:  # a session's turn is read where the session lies
+        # a session's turn is read where the session lies, and a prompt that is scored is read here
+        if order.session is not None or order.params.prompt_logprobs is not None:
             return await run(threads, self._submit, order)
         return await run(elsewhere.threads, self._read, elsewhere, order)
 
@@ -101,9 +109,17 @@ class HttpCall:
     def close(self) -> None:
         """Cancels what is not done. May be called twice."""
         with self._lock:
-            self.closed = True
+            closed, self.closed = self.closed, True
         self._cancel()
         self.engine.calls.discard(self)
+        if not closed:
+            self.engine.pace.leave(self.wanted)
+            self._after(self)
+
+    def computed(self) -> int:
+        """Tokens of prompts and answers that were not stored already."""
+        requests = [handle.request for handle in self.handles]
+        return sum(max(0, each.prompt_read - (each.cached or 0)) + len(each.output) for each in requests)
 
     async def deltas(self, pause: float) -> AsyncIterator[tuple[int, RequestOutput] | None]:
         """`(index, what is new)` as it comes; None whenever nothing came for `pause` seconds. Raises ApiError."""

@@ -13,6 +13,7 @@ from coattn.serve.body import read
 from coattn.serve.engine import EngineThread
 from coattn.serve.errors import ApiError
 from coattn.serve.guide import Grammars
+from coattn.serve.limits import Limits
 from coattn.serve.metrics import Metrics
 from coattn.serve.schema.base import Posted
 from coattn.serve.settings import Settings
@@ -30,6 +31,7 @@ class Context:
         self.threads = ThreadPoolExecutor(PROMPT_THREADS, "coattn-prompts")
         self.grammars = Grammars(settings.max_grammar)
         self.metrics = Metrics(engine, lambda: self.names[0])
+        self.limits = Limits(settings.key_requests, settings.key_tokens)
         self.started = time.time()
 
     @property

@@ -13,6 +13,7 @@ from coattn.engine.handle import Handle
 from coattn.engine.llm import LLM
 from coattn.errors import CoattnError, EngineError
 from coattn.serve.errors import ApiError
+from coattn.serve.limits import Pace
 from coattn.step.trace.blocks import Seen
 from coattn.step.trace.step import StepTrace
 from coattn.types import Tier
@@ -76,6 +77,7 @@ class EngineThread:
         self.opened: Callable[[LLM], None] | None = None
         """Told, on the event loop, whenever requests are taken from now on."""
         self.recoveries = 0
+        self.pace = Pace()
         self.sample: Sample | None = None
         self.watched = 0.0
         """Until when somebody wants a trace and the blocks that are attended, on the monotonic clock."""

@@ -1,4 +1,7 @@
-"""Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`. Only 5xx is worth a retry."""
+"""Errors in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`; those of other APIs on their paths.
+
+Only 5xx is worth a retry.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,20 @@ from coattn.errors import (
 )
 
 RETRY = {"Retry-After": "1"}
-TYPES = {503: "service_unavailable", 504: "timeout_error"}
+TYPES = {429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error"}
 """What OpenAI's form calls errors of these statuses."""
+MESSAGES, OLLAMA = "/v1/messages", "/api/"
+"""Paths that begin so are Anthropic's, and Ollama's."""
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""What Anthropic's form calls errors of these statuses."""
 BRANCHES = {"bool", "dict", "float", "int", "list", "model", "str"}
 """Words that pydantic puts into a path for the branch of a union it tried."""
 KINDS = (
@@ -53,11 +68,18 @@ class ApiError(Exception):
         self.headers = RETRY if headers is None and status == 503 else headers or {}
         self.kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
-    def body(self) -> dict[str, Any]:
+    def body(self, path: str = "") -> dict[str, Any]:
+        """path: of the request, which decides the form."""
+        if path.startswith(MESSAGES):
+            kind = "invalid_request_error" if self.status < 500 else "api_error"
+            shown = {"type": ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
+            return {"type": "error", "error": shown}
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        return JSONResponse(self.body(path), self.status, self.headers)
 
 
 def invalid(param: str, message: str, code: str | None = None) -> ApiError:

@@ -56,7 +56,7 @@ class Gate:
 
         refused = self._refuse(scope, headers)
         try:
-            await (self.app if refused is None else refused.response())(scope, receive, mark)
+            await (self.app if refused is None else refused.response(scope["path"]))(scope, receive, mark)
         finally:
             level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
             what, seconds = f"{scope['method']} {quote(scope['path'])}", time.perf_counter() - start
@@ -71,14 +71,14 @@ class Gate:
             return None
         if path in PUBLIC or path.startswith("/page/") or scope["method"] == "OPTIONS":
             return None
-        scheme, _, key = headers.get("authorization", "").partition(" ")
+        scheme, _, key = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
         raw = key.strip().encode("latin-1")  # as the headers were decoded
         found = hashlib.sha256(raw if scheme.lower() == "bearer" else b"").digest()
         # every key is compared, so that the time tells nothing
         if sum(hmac.compare_digest(found, each) for each in self._keys):
             scope[TENANT] = found
             return None
-        said = "The API key is missing or wrong. Send it as Authorization: Bearer KEY."
+        said = "The API key is missing or wrong. Send it as Authorization: Bearer KEY, or as x-api-key."
         return ApiError(401, said, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -13,7 +13,12 @@ from coattn.engine.prompts import encode, encode_chat
 from coattn.serve.errors import ApiError, invalid
 from coattn.serve.schema.chat import ChatRequest, Function, Message, Tool, join_text
 from coattn.serve.schema.completion import TokenizeRequest
+from coattn.serve.steady import Steady
 from coattn.serve.tools.family import knows_tools, tell
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What templates call that which a model has said to itself; those of models that do not reason read none of them."""
+STEADY = Steady()
 
 
 def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", special: bool = True) -> list[int]:
@@ -26,18 +31,29 @@ def from_text(llm: LLM, prompt: str | Sequence[int], param: str = "prompt", spec
     return _fitting(llm, ids, param)
 
 
-def from_messages(llm: LLM, body: ChatRequest | TokenizeRequest, tools: Sequence[Tool] | None) -> list[int]:
-    """A chat through the model's own template -> ids. tools: those that the model is told of."""
+def from_messages(
+    llm: LLM,
+    body: ChatRequest | TokenizeRequest,
+    tools: Sequence[Tool] | None,
+    fits: bool = True,
+    steady: Steady = STEADY,
+) -> list[int]:
+    """A chat through the model's own template -> ids.
+
+    tools: those that the model is told of. fits: raises ApiError 400 for a chat that leaves no room for an answer.
+    steady: what is done so that calls of one agent begin alike.
+    """
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid("continue_final_message", "continue_final_message goes without add_generation_prompt.")
-    plain = [_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())]
+    plain = steady.messages([_plain(message, f"messages.{i}") for i, message in enumerate(body.messages or ())])
     _check_length(llm, sum(len(each["content"]) for each in plain), "messages")
-    given = dict(body.chat_template_kwargs or {})
+    effort = getattr(body, "reasoning_effort", None)
+    given = {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})}
     own = taken(llm.tokenizer)
     wrong = next((name for name in given if name in own or not name.isidentifier()), None)
     if wrong is not None:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs may not set {wrong[:80]!r}.")
-    listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+    listed = steady.tools([tool.model_dump(exclude_none=True) for tool in tools or ()])
     if not knows_tools(llm.tokenizer):
         plain = tell(plain, listed)
     elif listed:
@@ -46,7 +62,8 @@ def from_messages(llm: LLM, body: ChatRequest | TokenizeRequest, tools: Sequence
     if body.continue_final_message:
         given["continue_final_message"], begins = True, False
     ids = encode_chat(plain, llm.tokenizer, add_generation_prompt=begins, **given)
-    return _fitting(llm, encode(ids, llm.tokenizer, llm.vocabulary), "messages")
+    ids = encode(ids, llm.tokenizer, llm.vocabulary)
+    return _fitting(llm, ids, "messages") if fits else ids
 
 
 @lru_cache(maxsize=4)
@@ -74,6 +91,10 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
             {"id": each.id, "type": "function", "function": _called(each.function, param)}
             for each in message.tool_calls
         ]
+    if message.reasoning_content and message.role == "assistant":
+        # gpt-oss's template calls it `thinking`, and refuses it beside a call that has text
+        both = message.tool_calls and found["content"]
+        found |= dict.fromkeys(THOUGHTS[:2] if both else THOUGHTS, message.reasoning_content)
     return found
 
 

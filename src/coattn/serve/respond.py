@@ -12,16 +12,20 @@ from starlette.responses import JSONResponse, Response
 from coattn.engine.llm import LLM
 from coattn.engine.store.keys import digest
 from coattn.serve.answer.head import ChoiceAnswer
+from coattn.serve.answer.messages import MessagesAnswer
+from coattn.serve.answer.ollama import OllamaAnswer
 from coattn.serve.answer.responses import ResponsesAnswer
 from coattn.serve.call import HttpCall, Order
 from coattn.serve.context import Context
 from coattn.serve.errors import ApiError
 from coattn.serve.gate import TENANT
 from coattn.serve.schema.base import Sampling
-from coattn.serve.sse import EventStream, GoneError, unless_gone
+from coattn.serve.sse import EVENTS, EventStream, GoneError, unless_gone
 
-Answer = ChoiceAnswer | ResponsesAnswer
+Answer = ChoiceAnswer | MessagesAnswer | OllamaAnswer | ResponsesAnswer
 """Builds what a client gets: `whole`, or the events of a stream as bytes."""
+POSITION = "x-queue-position"
+"""The header that says how many requests had to end before this one could begin when it came."""
 CLOSED = 499
 """The status of a response whose client has left."""
 
@@ -33,14 +37,21 @@ async def respond(
     wanted: int,
     make: Callable[[LLM], Order],
     build: Callable[[LLM, Order], Answer],
+    media: str = EVENTS,
 ) -> Response:
-    """wanted: answers in all; make: runs on another thread, for what is not in every body; build: the answer's form.
+    """wanted: answers in all; make: runs on another thread, for what is not in every body; build: the answer's form;
+    media: the type of a stream.
 
     A stream's headers wait for its first event, so that what fails before it has a status of its own.
     """
-    call = HttpCall(context.engine, wanted)
-    streaming = False
     tenant = request.scope.get(TENANT, b"")
+    if context.engine.calls:  # else nobody's end would give memory back
+        context.limits.check_memory(context.engine.pace.seconds())
+    context.limits.check(tenant, wanted)
+    call = HttpCall(context.engine, wanted, lambda each: context.limits.leave(tenant, wanted, each.computed()))
+    context.limits.enter(tenant, wanted)
+    streaming = False
+    headers = {POSITION: str(call.ahead)}
     limits = [each for each in (body.timeout_s, context.settings.request_timeout) if each is not None]
 
     def full(llm: LLM) -> Order:
@@ -61,11 +72,11 @@ async def respond(
             outputs = await unless_gone(request.receive, call.results())
             for output in outputs:
                 context.metrics.done(output)
-            return JSONResponse(answer.whole(outputs))
+            return JSONResponse(answer.whole(outputs), headers=headers)
         events = _events(call, answer, context)
         first = await unless_gone(request.receive, anext(events))
         streaming = True
-        return EventStream(events, call.close, first)
+        return EventStream(events, call.close, first, media, headers)
     except GoneError:
         return Response(status_code=CLOSED)
     finally:

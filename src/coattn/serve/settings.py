@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coattn.errors import InputError
+from coattn.serve.steady import Steady
 from coattn.text import decode, read_bytes
 
 KEY = "COATTN_API_KEY"
@@ -43,6 +44,12 @@ class Settings:
     """After SIGTERM, running requests may take this long."""
     stall: float = 120.0
     """A step that takes longer is given up on: its requests get an error."""
+    key_requests: int | None = None
+    """Answers that a key may wait for at a time."""
+    key_tokens: int | None = None
+    """Tokens a minute that are computed for a key."""
+    steady: Steady = field(default_factory=Steady)
+    """What is done to chats so that calls of one agent begin alike."""
 
 
 def read_keys(file: str | None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+EVENTS = "text/event-stream; charset=utf-8"
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -58,11 +58,21 @@ async def _left(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response whose events come from an iterator. after: called in any case when it ends. first: sent at once."""
+    """A response whose events come from an iterator. after: called in any case when it ends. first: sent at once.
+    headers: besides those of every stream."""
 
-    def __init__(self, events: AsyncIterator[bytes], after: Callable[[], None], first: bytes = b"") -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        after: Callable[[], None],
+        first: bytes = b"",
+        media: str = EVENTS,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(status_code=200)
+        self._more = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._events, self._after, self._first = events, after, first
+        self._lines = [(b"content-type", media.encode()), *HEADERS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -72,7 +82,7 @@ class EventStream(Response):
             self._after()
 
     async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": [*self._lines, *self._more]})
         if self._first:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for data in self._events:

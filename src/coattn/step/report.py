@@ -64,7 +64,8 @@ class Reports:
         """Bytes of one token of all layers, on the GPU and in DRAM."""
         gpu = host = 0
         for group in self.groups:
-            own, tier = group.cache.spec.block_bytes(1), group.cache.host
+            memory, tier = group.cache.gpu.memory, group.cache.host
+            own = memory.block_bytes // memory.block
             gpu += own
             host += own if tier is None else tier.memory.block_bytes // tier.block
         return gpu, host

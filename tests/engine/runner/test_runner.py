@@ -48,10 +48,11 @@ class World:
         self.vocabulary = self.session.vocabulary
         self.history = {}
         # a value that lies between two levels is rounded to either, by the last bit of what came before
-        plain = params.get("host_dtype", "model") == "model"
+        plain = not {"int8", "int4"} & {params.get("host_dtype"), params.get("gpu_dtype")}
         self.atol = 2e-4 if plain else 1e-2
         # the last bit also decides whether an entry at the border of a share is kept, and under which code a key is
         self.borders = method in ("hcattention", "infinigen", "pqcache") and params.get("tau", 0.95) < 1
+        self.borders |= params.get("gpu_dtype") == "int4"
         self.rows: list[tuple[float, float]] = []
         self.rounding: float | None = None
         """In 16 bits: how far a logit may be off, of the largest."""
@@ -123,6 +124,8 @@ CODED = {"block": 8, "window_blocks": 1, "groups": 4, "centroids": 32, "tau": 0.
 AUTO = {"block": 8, "window_blocks": 1, "pool_share": 0.125, "now": 2.0, "far": 1.0, "audit": False}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
+    "full, int8": ("full", {"gpu_dtype": "int8"}),
+    "full, int4": ("full", {"block": 8, "gpu_dtype": "int4"}),
     "offload": ("offload", {"block": 8, "window_blocks": 2}),
     "streaming": ("streaming", {"sinks": 4, "recent": 20}),
     "quest": ("quest", {"block": 8, "budget": 32, "dense_layers": 1}),
@@ -160,8 +163,8 @@ CASES = [
     *(("llama", name) for name in METHODS),
     # what a family has of its own: sliding windows, soft-capping, norms of heads, other sizes and positions
     *((family, "scout") for family in FAMILIES if family != "llama"),
-    *(("gemma2", name) for name in ("full", "cpu", "hgca", "hcattention")),
-    *(("gpt_oss", name) for name in ("full", "hgca", "hcattention", "auto", "auto, int8", "h2o")),
+    *(("gemma2", name) for name in ("full", "full, int8", "cpu", "hgca", "hcattention")),
+    *(("gpt_oss", name) for name in ("full", "full, int4", "hgca", "hcattention", "auto", "auto, int8", "h2o")),
 ]
 """Each method with one family, each family with the method that has most to it; windows, caps and sinks with others."""
 
@@ -188,7 +191,7 @@ def test_captured_steps_equal_plain_ones(family: str, name: str, world: Any) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["full", "cpu", "hgca", "scout, int8"])
+@pytest.mark.parametrize("name", ["full", "full, int8", "full, int4", "cpu", "hgca", "scout, int8"])
 def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of 16-bit numbers, among them the products of several tokens; nothing here is left to a border."""
     from coattn.kernels.cuda import product

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from coattn.errors import ModelError, UnsupportedError
-from coattn.hf.converted import cache_dir, model_dir
+from coattn.folders import cache_dir
+from coattn.hf.converted import model_dir
 from coattn.hf.models import Embedded, fetch, get_model, list_models
 
 from .conftest import CONTENT
@@ -158,8 +159,8 @@ def test_a_model_of_the_hub_that_cannot_run_is_not_fetched(tmp_path: Path, monke
     monkeypatch.setattr("coattn.hf.refusals.reachable", lambda _: True)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(config))
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: fetched.append(name) or str(tmp_path))
-    config.write_text('{"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}')
-    with pytest.raises(UnsupportedError, match="quantised by 'mxfp4'"):
+    config.write_text('{"model_type": "gpt_oss", "quantization_config": {"quant_method": "nvfp4"}}')
+    with pytest.raises(UnsupportedError, match="quantised by 'nvfp4'"):
         get_model("nobody/large")
     assert not fetched
     config.write_text('{"model_type": "llama"}')

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from coattn.errors import ModelError
-from coattn.hf.converted import cache_dir
+from coattn.folders import cache_dir
 from coattn.hf.models import Embedded, list_models, resolve
 from coattn.hf.models.resolve import check_folder
 

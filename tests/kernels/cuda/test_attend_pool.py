@@ -12,7 +12,7 @@ from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.cuda import nvrtc
 from coattn.kernels.cuda.nvrtc import FOLDER
 from coattn.kernels.pool_memory import COLD, PoolTensors
-from coattn.kernels.quantise.rows import SIZES, PackedRows
+from coattn.kernels.quantise.rows import PackedRows, formless
 from coattn.kernels.scored_entries import Chosen
 from coattn.kernels.softcap import softcap
 from coattn.state import AttnState, Split
@@ -27,20 +27,29 @@ KV_HEADS, BLOCK, SLOTS = 2, 32, 4
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("d", SIZES)
-def test_compiles(d: int, card: int) -> None:
-    form = {
-        "WARPS": cuda.WARPS,
-        "GROUP": 5,
-        "D": d,
-        "BLOCK": 32,
-        "F16": int(d == 64),
-        "CAP": int(d == 128),
-        "WINDOW": cuda.WINDOW,
-        "PIECES": 64,
-        "COLD": COLD,
-    }
+@pytest.mark.parametrize(("d", "group"), [(64, 5), (128, 5), (128, 16), (256, 2), (256, 16), (80, 8), (160, 1)])
+def test_compiles(d: int, group: int, card: int) -> None:
+    q, blocks = torch.zeros(1, 1, 2 * group, d), torch.zeros(1, 2, 2, 32, d)
+    form = cuda.constants(q.half() if d == 64 else q.bfloat16(), blocks, 30.0 if d == 128 else None)
+    assert form["GROUP"] * form["SHARE"] == group
+    assert form["GROUP"] <= cuda.MOST_HEADS
     assert fits((FOLDER / "attend_pool.cu").read_text(), form, card, 32 * cuda.WARPS)
+
+
+@pytest.mark.parametrize(
+    ("heads", "d", "dtype", "says"),
+    [
+        (34, 128, torch.bfloat16, "17 query heads"),
+        (8, 48, torch.float16, "heads of 48 channels"),
+        (8, 512, torch.float16, "heads of 512 channels"),
+        (8, 72, torch.float16, "heads of 72 channels"),
+        (8, 128, torch.float32, "torch.float32"),
+        (32, 256, torch.bfloat16, None),
+    ],
+)
+def test_what_has_no_form_is_named(heads: int, d: int, dtype: torch.dtype, says: str | None) -> None:
+    why = formless(LayerShape(heads, 2, d, dtype, torch.device("cpu")))
+    assert why is says if says is None or why is None else says in why
 
 
 def test_refused_without_a_gpu() -> None:
@@ -138,7 +147,18 @@ def check_looking_up(d: int, group: int, cap: float | None, dtype: torch.dtype, 
         torch.testing.assert_close(got.out, want.out, atol=5e-3, rtol=5e-3)
 
 
-FORMS = [(64, 7, None, torch.bfloat16), (128, 5, None, torch.float16), (128, 8, 30.0, torch.bfloat16)]
+FORMS = [
+    (64, 7, None, torch.bfloat16),
+    (128, 5, None, torch.float16),
+    (128, 8, 30.0, torch.bfloat16),
+    (128, 16, None, torch.bfloat16),
+    (256, 2, None, torch.bfloat16),
+    (256, 16, 50.0, torch.bfloat16),
+    (80, 12, None, torch.float16),
+    (96, 1, None, torch.bfloat16),
+    (160, 4, None, torch.bfloat16),
+    (192, 11, None, torch.float16),
+]
 
 
 @pytest.mark.gpu

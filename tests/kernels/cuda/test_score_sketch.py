@@ -15,19 +15,22 @@ from coattn.kernels.pool_memory import FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import WORD, Scan, Sketched, Sketcher, fit, spread_of
 from coattn.kernels.scored_entries import SPLITS, ScoredEntries, Taken
 from coattn.kernels.sketch import score_sketch
+from coattn.units import ceil_div
 
 KV_HEADS = 2
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("words", cuda.WORDS)
-def test_compiles(words: int, card: int) -> None:
-    q, kept = torch.zeros(1, 10, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
-    form = cuda.constants(q, kept, 1 << (15 + words // 4), 30.0 if words % 8 else None)
-    assert form["GROUP"] == 5
-    assert form["THREADS"] == 32 * words  # of 65,536 and of 131,072 tokens
-    assert fits((FOLDER / "score_sketch.cu").read_text(), form, card, form["THREADS"])
+@pytest.mark.parametrize(("words", "group"), [(4, 5), (8, 5), (8, 16), (12, 3), (16, 2), (16, 16)])
+def test_compiles(words: int, group: int, card: int) -> None:
+    q, kept = torch.zeros(1, 2 * group, 16 * words, dtype=torch.bfloat16), torch.zeros(1, 2, 32, words)
+    form = cuda.constants(q, kept, 1 << (15 + min(words // 4, 2)), 30.0 if words == 4 else None)
+    assert form["GROUP"] == group
+    assert form["THREADS"] == 32 * min(words, 8)  # of 65,536 and of 131,072 tokens
+    form |= {"WARPS": cuda.WARPS}
+    source = (FOLDER / "score_sketch.cu").read_text()
+    assert fits(source, form, card, max(form["THREADS"], 32 * cuda.WARPS, 32 * words))
     bounds = (FOLDER / "bound_scores.cu").read_text()
     assert fits(bounds, {"THREADS": bound_scores.THREADS}, card, bound_scores.THREADS)
 
@@ -53,13 +56,22 @@ def test_refused_without_a_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("d", "group", "block", "cap", "dtype"),
-    [(64, 7, 32, None, torch.bfloat16), (128, 5, 32, None, torch.float16), (128, 8, 16, 30.0, torch.bfloat16)],
+    [
+        (64, 7, 32, None, torch.bfloat16),
+        (128, 5, 32, None, torch.float16),
+        (128, 8, 16, 30.0, torch.bfloat16),
+        (128, 16, 32, None, torch.bfloat16),
+        (256, 2, 32, None, torch.bfloat16),
+        (256, 16, 32, 50.0, torch.float16),
+        (80, 11, 16, None, torch.bfloat16),
+        (192, 1, 32, None, torch.bfloat16),
+    ],
 )
 def test_scores_are_those_of_the_reference(
     d: int, group: int, block: int, cap: float | None, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    planes, rows, blocks, width, scale = 2 * d, 3, 40, 70, d**-0.5
+    planes, rows, blocks, width, scale = ceil_div(2 * d, 128) * 128, 3, 40, 70, d**-0.5
     # channels of very different spread, as keys have, and far from zero: scores have a thousand in common
     keys = torch.randn(600, KV_HEADS, d) * torch.logspace(0.5, -1, d) + 60 * torch.randn(KV_HEADS, d)
     made = fit(spread_of(keys[:300], None), planes)

@@ -20,6 +20,7 @@ from coattn.kernels.triton import (
     delta_rule,
     digest,
     experts,
+    fetch_tokens,
     fill_pool,
     flush,
     handover,
@@ -29,6 +30,7 @@ from coattn.kernels.triton import (
     model,
     nearest,
     note_case,
+    packed_experts,
     packed_linear,
     pick_blocks,
     read_keys,
@@ -36,6 +38,7 @@ from coattn.kernels.triton import (
     renew,
     sketch,
     token_pool,
+    tokens,
 )
 from coattn_lab.bench import drive_kernel, read_kernel
 
@@ -48,6 +51,21 @@ KINDS = {
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"length_eps", "next_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
 
+PACKED = [
+    dict(zip(("FORM", "GROUP", "SPAN", "ROWS", "ZEROS", "KIND", "OFFSET"), row, strict=True))
+    for row in (
+        (4, 128, 128, 1, 1, 0, 0),
+        (8, 128, 128, 1, 0, 0, 0),
+        (1, 128, 128, 128, 0, 0, 0),
+        (4, 32, 32, 1, 3, 2, 0),
+        (5, 32, 32, 1, 3, 2, 0),
+        (5, 32, 32, 1, 0, 0, 16),
+        (6, 16, 32, 1, 0, 2, 32),
+        (16, 32, 32, 1, 0, 2, 0),
+        (16, 32, 32, 1, 0, 1, 0),
+    )
+]
+"""How matrices are packed: AWQ; int8; FP8 in blocks; GGUF's Q4_K, Q5_K, Q5_0, Q6_K and IQ4_XS; MXFP4."""
 ENTRIES = {"codes_ptr": "*u8", "scales_ptr": "*fp16"} | dict.fromkeys(
     ("mean_ptr", "tail_ptr", "middle_ptr", "spread_ptr"), "*fp32"
 )
@@ -83,8 +101,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         for packed in (False, True)
     ),
     *(
-        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": 128, "D_PAD": 128})
-        for packed in (False, True)
+        (kernel, {**constants, "PACKED": packed, "BLOCK": 32, "D": d, "D_PAD": d})
+        for packed, d in ((False, 128), (True, 128), (False, 256), (True, 256))
         for kernel, constants in (
             (token_pool._bring, {"LINES": 128, "ROWS": 16, "FRESH": 1024, "IN_8_BITS": not packed}),
             (
@@ -95,6 +113,19 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         )
     ),
     (append._write_rows, {"ROWS": 16, "D": 80, "D_PAD": 128}),
+    *(
+        (kernel, {"BITS": bits, "BLOCK": 32, "HALF": half, "HALF_PAD": half, "POWER": half, "NORM": 0.125, **constants})
+        for bits, half, group in ((8, 64, 4), (4, 64, 4), (4, 32, 7), (8, 128, 16))
+        for kernel, constants in (
+            (tokens._write_tokens, {"ROWS": 16, "PRECISION": "ieee", "FOLLOW": half == 64}),
+            (
+                tokens._attend_tokens,
+                {"GROUP": group, "GROUP_PAD": 16, "ROWS": attend.ROWS, "CAP": half == 64, "STAMP": half == 64}
+                | {"PRECISION": "tf32", "EXACT": False, "FOLLOW": True},
+            ),
+            (tokens._listed_tokens, {"ROWS": tokens.MOST_ROWS, "EXACT": False}),
+        )
+    ),
     (
         merge._merge,
         {"A": 5, "A_PAD": 8, "B": 1, "B_PAD": 1, "D": 128, "D_PAD": 128, "TAIL": True} | {"SINK": True, "FOLLOW": True},
@@ -124,18 +155,19 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *(
         (
             packed_linear._packed,
-            {"GROUP": 128, "ROWS": rows, "ZEROS": form == "int4", "BIAS": False, "RESIDUAL": True, "F16": f16}
-            | {"FORM": packed_linear.FORMS[form], "OFFSET": 0, "SPAN": 128, "M": m, "BN": bn, "FOLLOW": m == 16},
+            {**stored, "F16": f16, "BIAS": False, "RESIDUAL": True, "M": m, "BN": bn, "FOLLOW": m == 16},
         )
-        for form, rows in (("int4", 1), ("int8", 1), ("fp8", 128))
+        for stored in PACKED
         for m, bn, f16 in ((16, 64, False), (32, 64, False), (32, 32, True))
     ),
+    *((packed_linear._unpack, {**stored, "BN": 32}) for stored in PACKED),
     *(
         (
-            packed_linear._unpack,
-            {"GROUP": 128, "ROWS": 1, "ZEROS": True, "FORM": form, "OFFSET": 0, "SPAN": 128, "BN": 32},
+            packed_experts._packed_experts,
+            {**stored, "F16": False, "BIAS": True, "TOP": 8, "R_PAD": r, "M": 16, "BN": 32, "FOLLOW": True},
         )
-        for form in packed_linear.FORMS.values()
+        for stored in PACKED
+        for r in (8, 512)
     ),
     (
         experts._route,
@@ -175,6 +207,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             *((-1, 2, 128, 64, True), (2, 1, 256, 64, False)),
         )
     ),
+    (fetch_tokens._fetch_tokens, {"TOKENS": fetch_tokens.TOKENS, "D": 80, "D_PAD": 128}),
     (recall._recall, {"PACKED": False, **COPIED}),
     (recall._recall, {"PACKED": True, **COPIED}),
     (
@@ -214,7 +247,10 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
             (sketch._score, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": 8, "WORDS_PAD": 8, "COLD": COLD, "CAP": True}),
         )
     ),
-    (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": 8, "D": 128, "D_PAD": 128, "PRECISION": "tf32"}),
+    *(
+        (sketch._flush, {"BLOCK": 32, "BLOCK_PAD": 32, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
+        for d in (128, 256)
+    ),
     *(
         (sketch._lost, {"BLOCK": 32, "ROWS": sketch.ROWS, "WORDS": d // 16, "D": d, "D_PAD": d, "PRECISION": "tf32"})
         for d in (64, 128, 256)
@@ -239,7 +275,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
                 {"GROUP": 5, "GROUP_PAD": 8, "FRESH": FRESH, "SIZE": fill_pool.BOOK, "NONE": NONE, "NEVER": NEVER}
                 | {"LONG_AGO": LONG_AGO},
             ),
-            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 128, "D_PAD": 128}),
+            (fill_pool._put, {"COLD": COLD, "ROWS": fill_pool.ROWS, "BLOCK": 32, "D": 256, "D_PAD": 256}),
         )
     ),
 ]
@@ -247,7 +283,8 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
 TYPES: dict[Any, dict[str, str]] = {
     attend_scored._choose: {"place_ptr": "*i16", "tail_ptr": "*fp32", "bound_ptr": "*fp32"},
     token_pool._renew: {"place_ptr": "*i16"},
-    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32") | {"choice_ptr": "*i32"},
+    note_case._note: dict.fromkeys(("to_ptr", "near_ptr", "far_ptr"), "*fp32")
+    | dict.fromkeys(("layers_ptr", "heads_ptr", "slots_ptr"), "*i32"),
     attend_scored._list: {},
     sketch._worth: {"worth_ptr": "*bf16", "base_ptr": "*fp32", "rest_ptr": "*fp32", "out_ptr": "*fp16"},
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
@@ -265,12 +302,14 @@ TYPES: dict[Any, dict[str, str]] = {
 """What is not told by an argument's name alone; every other pointer of these kernels is to int32 or by `KINDS`."""
 ODD: dict[Any, dict[str, str]] = {
     **{
-        kernel: {"codes_ptr": "*u8", "zero_ptr": "*i8", "scale_ptr": "*fp16", "out_ptr": "*bf16"}
-        for kernel in (packed_linear._packed, packed_linear._unpack)
+        kernel: {"codes_ptr": "*u8", "high_ptr": "*u8", "super_ptr": "*fp16", "out_ptr": "*bf16"}
+        for kernel in (packed_linear._packed, packed_linear._unpack, packed_experts._packed_experts)
     },
     pick_blocks._pick_blocks: {"host_ptr": "*i32"},
     read_keys._read_keys: {"ids_ptr": "*i32", "out_ptr": "*bf16"},
     read_keys._listed_rows: {"ids_ptr": "*i64", "out_ptr": "*bf16"},
+    tokens._listed_tokens: {"codes_ptr": "*u8", "halves_ptr": "*fp16", "ids_ptr": "*i64", "out_ptr": "*bf16"},
+    **{kernel: {"codes_ptr": "*u8", "halves_ptr": "*fp16"} for kernel in (tokens._write_tokens, tokens._attend_tokens)},
     append._write_rows: {"ids_ptr": "*i64", "places_ptr": "*i64"},
     read_kernel._read: dict.fromkeys(("x_ptr", "order_ptr", "out_ptr"), "*i32"),
     nearest._nearest_in_cells: {"edges_ptr": "*fp32", "start_ptr": "*i32", "which_ptr": "*i16"},
@@ -293,6 +332,10 @@ WHOLE = "block to seq kept bit ids later count free incoming clock age token tok
 
 TILES: dict[Any, Any] = {
     attend._attend: lambda c, _: attend.tile_of(8, torch.empty(0, c["D"], dtype=torch.bfloat16))._asdict(),
+    tokens._attend_tokens: lambda c, _: {
+        "warps": tokens.WARPS,
+        "stages": attend.tile_of(8, torch.empty(0, 2 * c["HALF"], dtype=torch.bfloat16)).stages,
+    },
     attend_prompt._attend_prompt: lambda c, _: (
         {"warps": 8, "stages": 3} if c["D_PAD"] <= 128 else {"warps": 4, "stages": 2}
     ),
@@ -302,6 +345,9 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
     experts._route: lambda *_: {"warps": 1},
+    packed_experts._packed_experts: lambda *_: dict(
+        zip(("warps", "stages"), packed_linear.tile_of(64)[1:], strict=True)
+    ),
     delta_rule._delta_rule: lambda *_: {"warps": 8},
     packed_linear._packed: lambda c, _: dict(
         zip(("warps", "stages"), packed_linear.tile_of(8192 if c["BN"] == 64 else 64)[1:], strict=True)
@@ -320,6 +366,13 @@ def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:
     """The type of an argument, from its name."""
     if constants.get("F16") and name in ("x_ptr", "b_ptr", "r_ptr", "out_ptr"):
         return "*fp16"
+    if kernel in (packed_linear._packed, packed_linear._unpack, packed_experts._packed_experts):
+        if name == "index_ptr":
+            return "*i64"
+        stored = {"scale_ptr": ("*fp16", "*u8", "*i8")[constants["KIND"]], "zero_ptr": "*i8"}
+        stored["table_ptr"] = "*fp32" if kernel is packed_linear._unpack else "*fp16" if constants["F16"] else "*bf16"
+        if name in stored:
+            return stored[name]
     if found := TYPES.get(kernel, {}).get(name) or ODD.get(kernel, {}).get(name):
         return found
     if kernel in TYPES and name.endswith("_ptr") and name[:-4] in WHOLE.split():

@@ -8,9 +8,11 @@ from coattn.kernels import experts
 from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
 from coattn.kernels.average import Average, update, weigh
+from coattn.kernels.fetch_tokens import fetch_tokens
+from coattn.kernels.note_case import NotedCases, note_case
 from coattn.kernels.recall import recall
 from coattn.kernels.sink_logits import sink_states, with_sink_piece
-from coattn.parts.select.host_tokens import list_tokens
+from coattn.parts.select.host_tokens import list_tokens, token_memory
 from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
 
@@ -19,9 +21,11 @@ from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import attend as attend_kernel
 from coattn.kernels.triton import average as average_kernel
 from coattn.kernels.triton import experts as expert_kernels
+from coattn.kernels.triton import fetch_tokens as fetch_kernel
 from coattn.kernels.triton import linear as linear_kernel
 from coattn.kernels.triton import merge as merge_kernel
 from coattn.kernels.triton import model as model_kernels
+from coattn.kernels.triton import note_case as note_kernel
 from coattn.kernels.triton import read_keys as read_kernel
 from coattn.kernels.triton import recall as recall_kernel
 
@@ -154,6 +158,21 @@ def test_append(block: int, flushes: bool) -> None:
     append.reference(gpu[1], ids, places, k, v, host[1] if flushes else None, flush_to)
     assert torch.equal(gpu[0], gpu[1])
     assert torch.equal(host[0], host[1])
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 24), (21, 128)])
+def test_fetch_tokens(k: int, d: int) -> None:
+    host = token_memory(random(6, 3, 2, 8, d, dtype=torch.float32, seed=1))
+    to = [random(2 * k + 3, 3, 2, 1, d, dtype=torch.float32, seed=2) for _ in range(2)]
+    draws = torch.Generator().manual_seed(3)
+    blocks, rows = torch.randint(6, (2, 3, k), generator=draws), torch.randint(8, (2, 3, k), generator=draws)
+    table = (blocks * 2 * 3 * 8 + rows).int().to(DEVICE)
+    count = torch.tensor([[0, k, 1], [k // 2, 1, k]], dtype=torch.int32, device=DEVICE)
+    fetch_kernel.fetch_tokens(to[0], host, table, count)
+    fetch_tokens.reference(to[1], host, table, count)
+    assert torch.equal(to[0], to[1])
+    assert torch.equal(to[0][k, 2], host[table[1, 2, 0].long(), 2])
+    assert torch.equal(to[0][: 2 * k, 0][:k], random(2 * k + 3, 3, 2, 1, d, dtype=torch.float32, seed=2)[:k, 0])
 
 
 @pytest.mark.parametrize(("block", "d"), [(4, 24), (32, 128)])
@@ -330,3 +349,21 @@ def test_a_token_without_numbers_has_experts_that_exist() -> None:
         torch.full((1, 5), float("nan"), device=DEVICE), None, experts.Routing("softmax", 2, True), torch.float32
     )
     assert (index < 5).all()
+
+
+def test_note_case() -> None:
+    """Four rows: two name this layer, one another, one is padding."""
+    group, kv_heads, d, block, slots = 3, 2, 24, 4, 5
+    q, out = (random(4, kv_heads * group, d, dtype=torch.float32, seed=i) for i in (1, 2))
+    near, far = (random(4, pieces, kv_heads * group, dtype=torch.float32, seed=i) for i, pieces in ((3, 2), (4, 3)))
+    near[1, 0] = -torch.inf
+    memory = random(9, kv_heads, 2, block, d, dtype=torch.float32, seed=5)
+    numbers = [[7, 7, 2, -1], [1, 0, 1, 0], [4, 2, 0, 0], [8, 3, 1, 0]]
+    layers, heads, owners, blocks = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in numbers)
+    found = []
+    for run in (note_case.reference, note_kernel.note_case):
+        into = NotedCases.zeros(slots, group, d, block, DEVICE)
+        run(q, out, near, far, memory, blocks, into, (layers, heads, owners), 7)
+        found.append(into.rows)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert found[0].any(1).tolist() == [False, False, True, False, True]

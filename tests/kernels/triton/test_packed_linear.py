@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.kernels.quantised_weights import FORMS, random_packed
+from tests.kernels.quantised_weights import FORMS, Form, random_packed
 
 pytest.importorskip("triton")
 from coattn.kernels.triton import packed_linear as kernel
@@ -15,7 +15,7 @@ DTYPES = [torch.float16, torch.bfloat16] if DEVICE.type == "cuda" else [torch.fl
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("tokens", "n", "k"), [(1, 40, 128), (5, 48, 192), (32, 33, 256)])
+@pytest.mark.parametrize(("tokens", "n", "k"), [(1, 40, 128), (5, 48, 192), (32, 33, 512)])
 def test_products(tokens: int, n: int, k: int, form: str, dtype: torch.dtype) -> None:
     """The error is at most twice that of the product of the numbers in the same precision."""
     weight, numbers = random_packed(FORMS[form], n, k, DEVICE)
@@ -43,4 +43,5 @@ def test_others_are_unpacked_first() -> None:
     x = torch.randn(33, 192, dtype=torch.bfloat16, device=DEVICE)
     assert "33 tokens" in (kernel.refuses(x, weight) or "")
     assert "float32" in (kernel.refuses(x[:1].float(), weight) or "")
-    assert "16 columns" in (kernel.refuses(x[:1], weight._replace(group=16)) or "")
+    weight, _ = random_packed(Form("int4", 8, 1), 40, 192, DEVICE)
+    assert "8 columns" in (kernel.refuses(x[:1], weight) or "")

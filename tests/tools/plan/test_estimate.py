@@ -32,9 +32,11 @@ def shape_of(name: str) -> ModelShape:
 def test_kv_bytes_are_those_of_the_ledger(name: str, method: str, batch: int, tokens: int) -> None:
     shapes = {"Meta-Llama-3-8B-Instruct": "llama-3-8b", "SmolLM2-135M-Instruct": "smollm2-135m"}
     layers = describe_layers(random_model(shapes[name], torch.device("meta"), torch.bfloat16))
-    real, model = counted(layers, compose(ROWS[method]), batch, tokens), shape_of(name)
+    row, _, form = method.partition(",gpu_dtype=")
+    composed = compose(ROWS[row], **({"gpu_dtype": form} if form else {}))
+    real, model = counted(layers, composed, batch, tokens), shape_of(name)
     gpu, dram = held(method, model, batch, tokens)
-    if method not in ("full", "offload", "auto"):  # the ledger has no staging for those that do not fetch
+    if row not in ("full", "offload", "auto"):  # the ledger has no staging for those that do not fetch
         gpu -= 2 * ceil_div(tokens, 32) * 32 * model.token_bytes
     assert gpu == pytest.approx(real["gpu"], rel=0.01)
     lists = 1.1 if method == "hgca" else 1.0  # entries that the CPU attends to are copied

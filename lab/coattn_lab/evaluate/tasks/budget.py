@@ -138,6 +138,11 @@ def _tokens(share: float, size: Size) -> int:
     return max(64, round(share * size.tokens))
 
 
+def _cached(share: float, size: Size) -> int:
+    """Of a cache on the GPU: the published 4,096 tokens, at most half of the budget, in blocks of 128."""
+    return min(4096, int(share * size.tokens) // 2) // 128 * 128
+
+
 def _groups(size: Size) -> Iterator[Settings]:
     """Codes of keys, the finest first: groups of 2, 4, 8 ... channels; small codebooks where few share them."""
     groups = size.head_dim // 2
@@ -168,7 +173,7 @@ SIZINGS: Mapping[str, Sizing] = {
     "cpu": Sizing(WINDOW),
     "hgca": Sizing(WINDOW),
     "hgca-paper": Sizing(WINDOW),
-    "pqcache": Sizing(WINDOW, share=lambda s, _: {"compress": round(s, 4)}),
+    "pqcache": Sizing(WINDOW, share=lambda s, size: {"compress": round(s, 4), "cache_tokens": _cached(s, size)}),
     "auto": Sizing(SHARE_POOLED, codes=_planes),
     "infinigen": Sizing(COLUMNS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "scout": Sizing(POOL),
@@ -218,7 +223,9 @@ def settle(row: Row, share: float, size: Size) -> Settled:
     limit = share if sizing.knob is not None and row.gpu_share is None else row.gpu_share
     if limit is not None and row.gpu_share is None:
         named = f"{named},gpu_share={limit:g}"
-    made = replace(row, name=named, composed=composed, gpu_share=limit, budget=share, why=why)
+    made = replace(
+        row, name=named, composed=composed, gpu_share=limit, budget=share, why=why, asked=row.asked or row.name
+    )
     return Settled(made, planned, why, chosen)
 
 

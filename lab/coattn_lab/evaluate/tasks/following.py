@@ -1,13 +1,18 @@
-"""How far a row's predictions are from full attention's on the same prompts: along full attention's own answers.
+"""How far a row's predictions are from full attention's, and how long its steps take: along full attention's answers.
 
 The question is fed under the row, a token a step; then the tokens that full attention would say, whatever the row says.
-So predictions stay comparable step by step, and no prompt is read again.
+So predictions stay comparable step by step, no prompt is read again, and the steps that are timed are those whose
+predictions are compared: the row's own choices on a real text.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,6 +22,7 @@ from coattn.engine.llm import LLM
 from coattn.engine.runner.runner import Runner
 from coattn.hf.load import Loaded
 from coattn.tools.evaluate.fidelity import kl_divergence
+from coattn.units import ceil_div
 from coattn_lab.evaluate.tasks.reading import Held
 from coattn_lab.evaluate.tasks.summary import interval
 
@@ -34,13 +40,14 @@ class Reference:
         return self.logits.shape[1]
 
 
-def choose(held: Sequence[Held], steps: int, most: int) -> tuple[Held, ...]:
-    """The first prompt of each task, as far as `steps` tokens after it are within `most`."""
-    first: dict[str, Held] = {}
+def choose(held: Sequence[Held], steps: int, most: int, batch: int) -> tuple[Held, ...]:
+    """The first prompt of each task, then more until batches are full, if `steps` tokens after them fit in `most`."""
+    rounds: dict[str, list[Held]] = {}
     for each in held:
         if len(each.ask.ids) + steps <= most:
-            first.setdefault(each.ask.prompt.task, each)
-    return tuple(first.values())
+            rounds.setdefault(each.ask.prompt.task, []).append(each)
+    order = [each for turn in zip_longest(*rounds.values()) for each in turn if each is not None]
+    return tuple(order[: max(1, ceil_div(len(rounds), batch)) * batch])
 
 
 @torch.no_grad()
@@ -48,15 +55,19 @@ def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most:
     """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
     batch = min(batch, len(held))
     with LLM(loaded, "full", max_batch=batch, max_length=most, sizes=(batch,), reuse=False) as llm:
-        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps)]
+        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps, [])]
     answers = tuple(tuple(int(logits.argmax()) for logits in each) for each in found)
     return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
 
 
 @torch.no_grad()
 def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
-    """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty."""
-    own = _all(runner, reference.held, batch, reference.answers, reference.steps)
+    """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty.
+
+    `timed`: the steps in which all sequences of a batch took part, but for the first, which may capture.
+    """
+    batch, seconds = min(batch, len(reference.held)), list[float]()
+    own = _all(runner, reference.held, batch, reference.answers, reference.steps, seconds)
     kls, same = [], []
     for logits, exact in zip(own, reference.logits, strict=True):
         mine = torch.stack(logits)
@@ -69,21 +80,43 @@ def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
         "top1": sum(same) / len(same),
         "prompts": len(kls),
         "steps": reference.steps,
+        "timed": timed(seconds[1:], batch),
     }
 
 
+def timed(seconds: Sequence[float], batch: int) -> dict[str, Any] | None:
+    """Milliseconds of a step: median and 99th percentile."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
+    return {"ms": 1e3 * statistics.median(ordered), "p99_ms": 1e3 * p99, "steps": len(ordered), "batch": batch}
+
+
 def _all(
-    runner: Runner, held: Sequence[Held], batch: int, answers: Sequence[Sequence[int]] | None, steps: int
+    runner: Runner,
+    held: Sequence[Held],
+    batch: int,
+    answers: Sequence[Sequence[int]] | None,
+    steps: int,
+    seconds: list[float],
 ) -> Iterator[list[Tensor]]:
-    """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time."""
+    """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time.
+
+    seconds: takes how long each step of a whole batch was.
+    """
     for start in range(0, len(held), batch):
         some = held[start : start + batch]
         own = None if answers is None else answers[start : start + batch]
-        yield from _batch(runner, some, own, steps)
+        yield from _batch(runner, some, own, steps, seconds if len(some) == batch else [])
 
 
 def _batch(
-    runner: Runner, held: Sequence[Held], answers: Sequence[Sequence[int]] | None, steps: int
+    runner: Runner,
+    held: Sequence[Held],
+    answers: Sequence[Sequence[int]] | None,
+    steps: int,
+    seconds: list[float],
 ) -> list[list[Tensor]]:
     """Questions end together, so that the steps after them are of all prompts.
 
@@ -105,7 +138,12 @@ def _batch(
         for at in range(longest + steps - 1):
             now = [slot for slot in range(len(held)) if at >= late[slot]]
             tokens = [fed[slot][at - late[slot]] for slot in now]
+            started = time.perf_counter()
             logits = runner.decode(now, tokens, [stored[slot] for slot in now])
+            if logits.is_cuda:
+                torch.cuda.synchronize(logits.device)
+            if len(now) == len(held):
+                seconds.append(time.perf_counter() - started)
             for slot in now:
                 stored[slot] += 1
             if at < longest - 1:

@@ -1,4 +1,7 @@
-"""LongBench (Bai et al., 2023) as prompts: its public JSONL files, with the prompts and answer lengths as published."""
+"""LongBench (Bai et al., 2023) as prompts: its public JSONL files, with the prompts and answer lengths as published.
+
+MiniLongBench (Huang et al., 2025) is a choice of its questions, whose files hold whole prompts and the right answers.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from coattn.text import decode, read_bytes
 from coattn_lab.evaluate.tasks.prompts import Prompt
 
 KEYS = {"input", "context", "answers"}
+MINI_KEYS = {"prompt", "gold"}
 
 
 def make(
@@ -34,7 +38,7 @@ def make(
         for i, row in enumerate(_rows(data, path)):
             if i == samples:
                 break
-            found.append(_prompt(f"longbench/{name}/{i}", name, row, task, tokenizer, lengths))
+            found.append(_prompt(i, name, row, task, tokenizer, lengths))
     return found, hashes.hexdigest()
 
 
@@ -70,26 +74,33 @@ def _rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError:
             row = None
-        if not isinstance(row, dict) or not set(row) >= KEYS:
+        if not isinstance(row, dict) or not (set(row) >= KEYS or set(row) >= MINI_KEYS):
             raise InputError(f"{path}, line {i}, is no question of LongBench.", "Is this a file of the benchmark?")
         yield row
 
 
 def _prompt(
-    name: str, dataset: str, row: dict[str, Any], task: dict[str, Any], tokenizer: Any, lengths: Sequence[int]
+    number: int, dataset: str, row: dict[str, Any], task: dict[str, Any], tokenizer: Any, lengths: Sequence[int]
 ) -> Prompt:
-    before, _, behind = task["prompt"].partition("{context}")
-    context, question = (part.replace("{input}", str(row["input"])) for part in (before + "\0", behind))
-    context = context.replace("\0", str(row["context"]))
+    mini = set(row) >= MINI_KEYS
+    if mini:
+        context, question = split(str(row["prompt"]), task)
+        gold = row["gold"] if isinstance(row["gold"], dict) else {"answers": row["gold"]}
+        row = {**row, **gold}
+    else:
+        before, _, behind = task["prompt"].partition("{context}")
+        context, question = (part.replace("{input}", str(row["input"])) for part in (before + "\0", behind))
+        context = context.replace("\0", str(row["context"]))
     most = max(lengths) - task["new_tokens"]
     ids = tokenizer(context + question, verbose=False)["input_ids"]
     if len(ids) > most:
         context, ids = _cut(context, question, most, tokenizer), ids[:most]
     answers = [str(each) for each in row["answers"]]
     rule = task["score"] + ("_line" if task.get("first_line") else "")
+    benchmark = "minilongbench" if mini else "longbench"
     return Prompt(
-        name,
-        "longbench",
+        f"{benchmark}/{dataset}/{number}",
+        benchmark,
         dataset,
         min(length for length in lengths if length >= len(ids) + task["new_tokens"]),
         context,
@@ -99,6 +110,19 @@ def _prompt(
         rule,
         task["new_tokens"],
     )
+
+
+def split(prompt: str, task: dict[str, Any]) -> tuple[str, str]:
+    """Context and question of a whole prompt: the question begins at the last of the words that stand before it.
+
+    Those are the dataset's own; else another's, since some files have the words of a dataset like theirs.
+    """
+    for each in (task, *_tasks().values()):
+        own = each.get("question") or each["prompt"].partition("{context}")[2].partition("{input}")[0]
+        at = prompt.rfind(own) if own.strip() else -1
+        if at > 0:
+            return prompt[:at], prompt[at:]
+    raise InputError("A prompt of LongBench has no question.", "Is this a file of the benchmark?")
 
 
 def _cut(context: str, question: str, most: int, tokenizer: Any) -> str:

@@ -15,6 +15,8 @@ class Row:
     name: str
     composed: Composed
     gpu_share: float | None = None
+    asked: str | None = None
+    """Its name before it was sized: what rows of several lengths have in common."""
     budget: float | None = None
     """The share of the KV that its size was set to meet, where somebody did."""
     why: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,23 @@ SAVE = 5.0
 """Seconds between two writes of a row's file: what is lost when a run is cut off."""
 Progress = Callable[[str, int], None]
 """`(what is done, by how much the bar advances)`; tokens of prompts are counted, read and answered."""
+
+
+class PausedError(Exception):
+    """The time of a stage is over. What is done is kept; the same run goes on from there."""
+
+
+@dataclass
+class Stage:
+    """Rows that one command runs: none begins after `until`, of `time.monotonic`, but for the first."""
+
+    until: float
+    rows: int = 0
+
+    def check(self) -> None:
+        """Raises PausedError where the time is over."""
+        if self.rows and time.monotonic() > self.until:
+            raise PausedError
 
 
 def parse_rows(texts: Sequence[str], parse: Any) -> list[Row]:
@@ -90,6 +108,7 @@ class Plan:
     model_sha256: str | None
     kl: int = 0
     """Tokens of full attention's answers along which rows are compared with it; 0: they are not."""
+    stage: Stage | None = None
 
     def order(self) -> list[str]:
         """Names of all answers of a row."""
@@ -104,6 +123,7 @@ class Plan:
             "dtype": str(self.loaded.model.dtype).removeprefix("torch."),
             **_described(row),
             "named": row.name,
+            "asked": row.asked or row.name,
             "gpu_share": row.gpu_share,
             "budget": row.budget,
             "budget_why": row.why,
@@ -146,6 +166,7 @@ def plan(
     whole: bool = False,
     hold: int | None = None,
     kl: int = 0,
+    stage: Stage | None = None,
 ) -> Plan:
     """Chooses prompts and turns them into tokens. limit: so many of each task and length, the first ones."""
     for name, wanted, there in (
@@ -169,7 +190,7 @@ def plan(
         raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
     asks = tuple(encode_all(chosen, loaded, chat))
     sha256 = weights_sha256(loaded)
-    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl)
+    return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl, stage)
 
 
 def weights_sha256(loaded: Loaded) -> str | None:
@@ -230,6 +251,8 @@ def _wave(
     wanted = {ask.prompt.name for row in rows for ask, _ in missing[row.name]}
     todo = [ask for ask in wave if ask.prompt.name in wanted]
     label = f"{length:,} tokens"
+    if todo and plan.stage is not None:
+        plan.stage.check()
     held = {
         each.ask.prompt.name: each
         for each in read_all(todo, plan.loaded, lambda tokens: progress(f"{label}: reading", tokens))
@@ -254,10 +277,13 @@ def _rows_of_wave(
     """Row after row over the prompts that were read."""
     reference = None
     for row in rows:
+        if plan.stage is not None:
+            plan.stage.check()
+            plan.stage.rows += 1
         length = missing[row.name][0][0].prompt.length
         compared = plan.kl and not _has_kl(results[row.name], length)
         if compared and reference is None:
-            chosen = following.choose(list(held.values()), plan.kl, most)
+            chosen = following.choose(list(held.values()), plan.kl, most, plan.batch)
             if chosen:
                 reference = following.refer(plan.loaded, chosen, steps=plan.kl, batch=plan.batch, most=most)
                 _give_back()
@@ -286,9 +312,21 @@ def _row(
     def note(found: Running) -> None:
         keep_run(result, found)
 
+    def compared(found: Running) -> None:
+        """At once: a row that is cut off later has fewer prompts left to be compared on."""
+        result.notes.setdefault("runs", {}).setdefault(str(found.length), {})["answer_kl"] = found.answer_kl
+
     pairs = [(held[ask.prompt.name], mode) for ask, mode in left]
     answers = run_row(
-        plan.loaded, row, pairs, batch=plan.batch, most=most, whole=plan.whole, note=note, reference=reference
+        plan.loaded,
+        row,
+        pairs,
+        batch=plan.batch,
+        most=most,
+        whole=plan.whole,
+        note=note,
+        compared=compared,
+        reference=reference,
     )
     tokens = {ask_name(ask.prompt, mode): len(ask.ids) for ask, mode in left}
     for item in answers:
@@ -317,7 +355,9 @@ def keep_run(result: Results, found: Running) -> None:
     """Notes what a length took. Of several parts the largest batch speaks for all; their seconds add up."""
     runs: dict[str, Any] = result.notes.setdefault("runs", {})
     new, old = found.as_dict(), runs.get(str(found.length))
-    if old is not None:
+    if old is not None and len(old) == 1:
+        new["answer_kl"] = old["answer_kl"]
+    elif old is not None:
         seconds = round(old["seconds"] + new["seconds"], 2)
         preemptions = old["preemptions"] + new["preemptions"]
         kl = old.get("answer_kl") or new["answer_kl"]

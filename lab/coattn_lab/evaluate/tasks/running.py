@@ -85,11 +85,13 @@ def run_row(
     most: int,
     whole: bool = False,
     note: Callable[[Running], None] = lambda _: None,
+    compared: Callable[[Running], None] = lambda _: None,
     reference: Reference | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answers, as they finish. wanted: prompts and modes. most: tokens of the longest sequence.
 
-    reference: what full attention said; the row's predictions are compared with it first.
+    reference: what full attention said; the row's predictions are compared with it first, and its steps are timed.
+    compared: hears of that at once; note: of all, at the end.
 
     whole: answers run to their end; else they end where nothing could change their score any more. On a GPU one batch
     size is captured: a row opens dozens of engines, and a capture takes longer than the steps it would make cheaper.
@@ -115,6 +117,7 @@ def run_row(
         if reference is not None:
             found.answer_kl = compare(llm.runner, reference, batch)
             found.took("kl", begun)
+            compared(found)
         handles = [(held, mode, _submit(llm, held, mode)) for held, mode in wanted]
         try:
             while handles:

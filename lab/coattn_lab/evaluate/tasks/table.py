@@ -14,7 +14,7 @@ from coattn_lab.evaluate.tasks.budget import CLOSE
 from coattn_lab.evaluate.tasks.summary import difference, groups, interval, mean_of_tasks, scores, tokens_to_answer
 
 FULL = "full"
-BENCHMARKS = ("ruler", "qasper", "needle", "longbench")
+BENCHMARKS = ("ruler", "qasper", "needle", "longbench", "minilongbench")
 READ_AS = {"read": "question read with the prompt", "fed": "question fed under the method"}
 
 
@@ -31,6 +31,8 @@ class Merged:
     files: list[str] = field(default_factory=list)
     kl: dict[str, float] = field(default_factory=dict)
     """By the text and length that a sweep measured it on."""
+    asked: str = ""
+    """Its name before it was sized."""
     budget: float | None = None
     why: str | None = None
     """Why it misses its budget, where it has one and does."""
@@ -47,7 +49,7 @@ def read_results(folders: Sequence[Path]) -> list[Merged]:
     sweeps = []
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"There is no folder {folder}.", "Give folders of `coattn-lab eval tasks run --out`.")
+            raise InputError(f"There is no folder {folder}.", "Give folders that `coattn-lab eval table --out` made.")
         for path in sorted(folder.rglob("*.json")):
             try:
                 data = read_result(path)
@@ -64,7 +66,7 @@ def read_results(folders: Sequence[Path]) -> list[Merged]:
             _add(row, data, path)
     if not found:
         named = ", ".join(map(str, folders))
-        raise InputError(f"There are no results of tasks in {named}.", "Make some with `coattn-lab eval tasks run`.")
+        raise InputError(f"There are no results of tasks in {named}.", "Make some with `coattn-lab eval table --rows`.")
     for data in sweeps:
         where = f"{data['length']:,} tokens of {data['text']['name']}"
         for each in data["rows"]:
@@ -84,6 +86,7 @@ def _add(row: Merged, data: Mapping[str, Any], path: Path) -> None:
     row.items |= {item["item"]: item for item in data["items"]}
     row.runs |= {length: run for length, run in (data.get("runs") or {}).items() if length not in row.runs}
     row.files.append(path.name)
+    row.asked = data.get("asked") or data["named"]
     row.budget, row.why = data.get("budget"), data.get("budget_why")
     why = fault(data)
     if why is not None:
@@ -108,6 +111,7 @@ def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
                 "mode": mode,
                 "length": length,
                 **{key: run.get(key) for key in RUN},
+                **_step(run),
                 "answer_kl": run.get("answer_kl"),
                 "kl": row.kl,
                 "files": row.files,
@@ -133,7 +137,40 @@ def missed(row: Merged, taken: float | None) -> str | None:
     return row.why or "the run took another share than was planned"
 
 
-RUN = ("gpu_kv_bytes", "host_kv_bytes", "gpu_share", "read_share", "ms_per_step", "batch", "captured")
+RUN = ("gpu_kv_bytes", "host_kv_bytes", "gpu_share", "read_share", "captured")
+
+
+def _step(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Milliseconds of a step: of those whose predictions were compared; else of the engine's while it answered."""
+    timed = (run.get("answer_kl") or {}).get("timed")
+    if timed is None:
+        return {"ms_per_step": run.get("ms_per_step"), "p99_ms": None, "batch": run.get("batch"), "timed_steps": None}
+    return {
+        "ms_per_step": timed["ms"],
+        "p99_ms": timed["p99_ms"],
+        "batch": timed["batch"],
+        "timed_steps": timed["steps"],
+    }
+
+
+def overall(rows: Sequence[Merged]) -> list[dict[str, Any]]:
+    """Of rows that answered a benchmark at several lengths, sized for each: its score over all of them."""
+    by: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault((row.model, row.dtype, row.sha256, row.asked or row.name, row.budget), {}).update(row.items)
+    full = {key[:3]: items for key, items in by.items() if key[3] == FULL}
+    found = []
+    for (*model, asked, budget), items in by.items():
+        answered = groups(items.values())
+        for benchmark, mode in sorted({(benchmark, mode) for benchmark, mode, _ in answered}):
+            some = [each for (b, m, _), own in answered.items() if (b, m) == (benchmark, mode) for each in own]
+            lengths = sorted({each["length"] for each in some})
+            if len(lengths) > 1:
+                other = None if asked == FULL else full.get(tuple(model))
+                scored = _scores(some, None if other is None else other.values())
+                named = {"model": model[0], "dtype": model[1], "row": asked, "budget": budget}
+                found.append({**named, "benchmark": benchmark, "mode": mode, "lengths": lengths, **scored})
+    return sorted(found, key=lambda each: (each["model"], each["benchmark"], each["mode"], each["row"] != FULL))
 
 
 def _same(one: Merged, other: Merged) -> bool:
@@ -168,6 +205,11 @@ def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged]) -> str:
         there = [name for name in BENCHMARKS if any(name in each for each in here)]
         parts.append(f"## {model} ({dtype}), {length:,} tokens, {READ_AS.get(mode, mode)}\n")
         parts.append(markdown(_head(there), [_row(each, there) for each in sorted(here, key=_rank)]))
+    together = overall(rows)
+    if together:
+        parts.append("## Over all lengths\n")
+        head = ("model", "benchmark", "question", "row", "KV on the GPU", "prompts", "score", "minus `full`")
+        parts.append(markdown(head, map(_together, together)))
     parts.append(NOTE)
     reasons = {each["row"]: each["budget_missed"] for each in found if each["budget_missed"]}
     if reasons:
@@ -182,9 +224,24 @@ NOTE = """Scores are in percent, the mean over tasks that count the same, with 9
 drawn anew; behind them the difference to `full` on the same prompts. GPU KV and DRAM KV are bytes of a sequence of that
 length, and their share of its KV, the budget behind it where a row was sized to meet one; read is the KV that a step
 reads, of all. Tokens to the answer are counted where the whole answer was found. KL is that of a row's predictions from
-full attention's, in nats, along the first tokens of full attention's answers to the first prompt of each task, the
-question fed under the row; its interval is over prompts. Nothing is simulated: every choice is the row's own.
+full attention's, in nats, along the first tokens of full attention's answers to the first prompts of each task, the
+question fed under the row; its interval is over prompts. Milliseconds are the median of the same steps, and behind them
+their 99th percentile and how many sequences took part. Nothing is simulated: every choice is the row's own.
 """
+
+
+def _together(line: Mapping[str, Any]) -> list[str]:
+    gap = line["difference"]
+    return [
+        line["model"],
+        line["benchmark"],
+        line["mode"],
+        f"`{_named(line['row'])}`",
+        "" if line["budget"] is None else f"{100 * line['budget']:g}%",
+        str(line["items"]),
+        f"{line['score']:.1f}{_spread(line['score_95'])}",
+        "" if gap is None else f"{gap:+.1f}{_spread(line['difference_95'], '+')}",
+    ]
 
 
 def _rank(line: Mapping[str, Any]) -> tuple[bool, float]:
@@ -194,7 +251,7 @@ def _rank(line: Mapping[str, Any]) -> tuple[bool, float]:
 
 def _head(there: Sequence[str]) -> list[str]:
     asked = [column for name in there for column in (name, "minus `full`")]
-    return ["row", "GPU KV", "DRAM KV", "read", "ms a step (batch)", *asked, "tokens to the answer", "KL"]
+    return ["row", "GPU KV", "DRAM KV", "read", "ms a step (p99; batch)", *asked, "tokens to the answer", "KL"]
 
 
 def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
@@ -203,7 +260,7 @@ def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
         _memory(line),
         "" if line["host_kv_bytes"] is None else format_bytes(line["host_kv_bytes"]),
         "" if line["read_share"] is None else f"{line['read_share']:.1%}",
-        "" if line["ms_per_step"] is None else f"{line['ms_per_step']:.2f} ({line['batch']})",
+        _milliseconds(line),
     ]
     for name in there:
         each = line.get(name)
@@ -229,6 +286,13 @@ def _memory(line: Mapping[str, Any]) -> str:
         return ""
     budget = "" if line["budget"] is None else f" of {100 * line['budget']:g}%"
     return f"{format_bytes(line['gpu_kv_bytes'])} ({line['gpu_share']:.1%}{budget})"
+
+
+def _milliseconds(line: Mapping[str, Any]) -> str:
+    if line["ms_per_step"] is None:
+        return ""
+    p99 = "" if line["p99_ms"] is None else f"{line['p99_ms']:.2f}; "
+    return f"{line['ms_per_step']:.2f} ({p99}{line['batch']})"
 
 
 def _around(interval_95: Sequence[float] | None) -> str:

@@ -130,8 +130,10 @@ def test_kl_is_that_of_the_same_tokens_forced(monkeypatch: pytest.MonkeyPatch) -
 
     model, params = loaded(), {"recent": 24, "sinks": 4, "block": 4}
     plan = tasks.plan(model, file_of(*made(2, length=400), *made(1, length=400, task="fwe")), batch=2)
-    held = following.choose(list(read_all(plan.asks, model)), 3, 500)
+    held = following.choose(list(read_all(plan.asks, model)), 3, 500, 1)
     assert [each.ask.prompt.task for each in held] == ["vt", "fwe"]
+    more = following.choose(list(read_all(plan.asks, model)), 3, 500, 3)
+    assert [each.ask.prompt.name for each in more] == [plan.asks[i].prompt.name for i in (0, 2, 1)]
     reference = following.refer(model, held, steps=3, batch=2, most=400)
     with LLM(model, "streaming", max_batch=2, max_length=400, reuse=False, **params) as llm:
         found = following.compare(llm.runner, reference, 1)  # one by one: two batches

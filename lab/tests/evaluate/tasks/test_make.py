@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from tests.engine.small import tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -9,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coattn.errors import ConfigError, InputError
 from coattn.text import Text
-from coattn_lab.evaluate.tasks import needle_make, ruler_make
+from coattn_lab.evaluate.tasks import longbench_make, needle_make, ruler_make
 from coattn_lab.evaluate.tasks.rules import score
 
 
@@ -92,3 +95,38 @@ def test_needles_lie_at_their_depth() -> None:
         tokens = len(tokenizer()(prompt.context + prompt.question)["input_ids"])
         assert prompt.length - 200 < tokens <= prompt.length - prompt.new_tokens
     assert len({prompt.outputs for prompt in found if prompt.task == "needle_pass_key"}) == 6
+
+
+INPUTS = {
+    "trec": "Question: What is asked?\nType:",
+    "triviaqa": "Passage:\nA passage.\nQuestion:\nWhat is asked?\nAnswer:\n",
+    "samsum": "Dialogue: A: What is asked?\nSummary: ",
+    "lsht": "新闻内容：\n问题\n类别：",  # noqa: RUF001
+}
+"""Questions as few-shot datasets have them, after examples of the same form."""
+
+
+@pytest.mark.parametrize("name", list(longbench_make._tasks()))
+def test_a_whole_prompt_is_cut_where_its_question_begins(name: str, tmp_path: Path) -> None:
+    """MiniLongBench's files hold prompts; what is fed under a method is the question alone."""
+    task = longbench_make._tasks()[name]
+    given = INPUTS.get(name, "What is asked?")
+    context = (INPUTS.get(name, "w1 w2 ") + "\n") * 20
+    prompt = task["prompt"].replace("{context}", context).replace("{input}", given).lstrip("\n")
+    gold = {"answers": ["w3"], "all_classes": ["w3", "w4"]} if task["score"] == "classification" else ["w3", "w5"]
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "gold": gold}) + "\n", encoding="utf-8")
+    (found,), _ = longbench_make.make(tmp_path, tokenizer(), [1 << 14], 20, [name])
+    assert found.context + found.question == prompt
+    assert found.context.rstrip().endswith(context.strip().split("\n")[-1]) or name == "repobench-p"
+    if "{input}" in task["prompt"] and name != "repobench-p":
+        assert given.strip() in found.question
+    assert (found.benchmark, found.outputs) == (
+        "minilongbench",
+        ("w3", "w3", "w4") if "all_classes" in gold else ("w3", "w5"),
+    )
+    assert found.new_tokens == task["new_tokens"]
+
+
+def test_a_prompt_without_a_question_is_refused() -> None:
+    with pytest.raises(InputError, match="has no question"):
+        longbench_make.split("only words", {"prompt": "{context}"})

@@ -1,20 +1,15 @@
-"""One case beside exact attention: a layer, a sequence and a KV head in one decode step."""
+"""Single cases beside exact attention: a layer, a sequence and a KV head in one decode step."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coattn.cache.blocks import BlockMemory
+from coattn.kernels.attend import attend, reference
 from coattn.kernels.quantise.blocks import unpack_blocks
-from coattn.kernels.softcap import softcap as capped
-
-PIECE = 4096
-"""Tokens that are read at a time."""
-
-Rows = Iterator[tuple[Tensor, Tensor]]
-"""k, v `[n, heads, d]`, piece after piece, all of a sequence."""
+from coattn.state import AttnState, Split
+from coattn.types import BlockList
 
 
 @dataclass(frozen=True)
@@ -48,43 +43,49 @@ class Finding:
     """What the rule thought that mass to be."""
 
 
-def measure(case: Case, rows: Rows) -> Finding:
-    """Reads every row once."""
-    heads, group, d = case.q.shape
-    top, attended = case.q.new_full((heads, group), -torch.inf), case.attended.double()
-    if case.sink_logits is not None:
-        top, attended = case.sink_logits.clone(), torch.logaddexp(attended, case.sink_logits.double())
-    total, acc = top.isfinite().float(), torch.zeros_like(case.q)
-    count, sums = 0, torch.zeros(heads, d, dtype=torch.float64, device=top.device)
-    for k, v in rows:
-        keys, values = k.float().transpose(0, 1), v.float().transpose(0, 1)
-        scores = capped(case.q @ keys.mT * case.scale, case.softcap)
-        higher = torch.maximum(top, scores.amax(-1))
-        weights, shrink = (scores - higher[..., None]).exp(), (top - higher).exp()
-        total = total * shrink + weights.sum(-1)
-        acc = acc * shrink[..., None] + weights @ values
-        top = higher
-        count += len(k)
-        sums += values.sum(1)
-    full = top.double() + total.double().log()
-    exact, mean = acc.double() / total.double()[..., None], sums[:, None] / count
+def with_mean(q: Tensor) -> Tensor:
+    """q `[q_heads, d]` -> `[1, 2, q_heads, d]`: it, and zeros, to which attention is the mean of all values."""
+    return torch.stack([q, torch.zeros_like(q)])[None]
+
+
+def measure(case: Case, exact: AttnState) -> Finding:
+    """exact: attention of `with_mean` of the case's queries over every key, out `[1, 2, heads * group, d]`."""
+    shape = case.q.shape
+    full, whole = exact.lse[0, 0].double().view(shape[:-1]), exact.out[0].double().view(2, *shape)
+    true, mean, attended = whole[0], whole[1], case.attended.double()
     if case.sink_logits is not None:  # what the sink takes is no entry's
-        mean = mean * -(case.sink_logits - full).expm1()[..., None]
-    added = (exact - mean).square().sum((1, 2)).clamp_min(1e-30)
-    off = (case.out.double() - exact).square().sum((1, 2))
+        sinks = case.sink_logits.double()
+        attended, known = torch.logaddexp(attended, sinks), torch.logaddexp(full, sinks)
+        share = (full - known).exp()[..., None]
+        true, mean, full = true * share, mean * share, known
+    added = (true - mean).square().sum((1, 2)).clamp_min(1e-30)
+    off = (case.out.double() - true).square().sum((1, 2))
     missed = 1 - (attended - full).exp().clamp(max=1.0)
-    known = torch.logaddexp(attended, case.left.double())
-    estimated = (case.left.double() - known).exp()
+    estimated = (case.left.double() - torch.logaddexp(attended, case.left.double())).exp()
     return Finding((off / added).sqrt(), missed.mean(1), estimated.mean(1))
 
 
-def host_rows(memory: BlockMemory, layer: int, ids: Tensor, head: int) -> Rows:
-    """k, v of one KV head out of listed blocks in DRAM."""
-    shape, kept = memory.layers[layer], memory[layer]
-    each = max(1, PIECE // memory.block)
-    for some in torch.split(ids, each):
-        rows = kept[some, head]
-        if memory.form != "model":
-            rows = unpack_blocks(rows, memory.block, shape.head_dim, torch.float32)
-        both = rows.transpose(0, 1).reshape(2, -1, 1, shape.head_dim)
-        yield both[0], both[1]
+def attend_all(case: Case, k: Tensor, v: Tensor) -> AttnState:
+    """What `measure` compares with, of keys and values `[n, heads, d]` alone."""
+    blocks = torch.stack([k, v]).permute(2, 0, 1, 3)[None].float()  # one block of all tokens
+    lists = torch.zeros(1, 1, 1, dtype=torch.int32, device=k.device)
+    picked = BlockList(lists, torch.full_like(lists[0], len(k)), len(k))
+    return reference(with_mean(case.q.flatten(0, 1)), blocks, picked, case.scale, case.softcap)
+
+
+def attend_host(case: Case, memory: BlockMemory, layer: int, ids: Tensor, head: int) -> AttnState:
+    """The same of one KV head of listed full blocks in DRAM. Reads each once."""
+    shape, kept, tokens = memory.layers[layer], memory[layer], len(ids) * memory.block
+    group, d = case.q.shape[1:]
+    if memory.form != "model":
+        kept = unpack_blocks(kept[ids, head], memory.block, d, torch.float32)[:, None]
+        ids, head, heads = torch.arange(len(ids)), 0, 1
+    else:
+        heads = shape.kv_heads
+    q, counts = case.q.new_zeros(heads, group, d), torch.zeros(1, heads, dtype=torch.int32)
+    q[head], counts[0, head] = case.q[0], tokens
+    table = ids.int().expand(1, heads, -1).contiguous()
+    state = attend(with_mean(q.flatten(0, 1)), kept, BlockList(table, counts, tokens), case.scale, case.softcap)
+    assert not isinstance(state, Split)
+    own = slice(head * group, (head + 1) * group)
+    return AttnState(state.out[:, :, own], state.lse[:, :, own])

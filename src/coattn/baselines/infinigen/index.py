@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +12,12 @@ from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
 from coattn.cache.observer import Filled
-from coattn.cache.spec import CacheSpec
+from coattn.cache.spec import CacheSpec, MemoryPlan
 from coattn.cache.step_table import StepTable
 from coattn.kernels.quantise.skew import SKEWS, skew_of
 from coattn.kernels.softcap import softcap
 from coattn.part import check_number
-from coattn.parts.index.base import BookedIndex, KeyMemory
+from coattn.parts.index.base import BookedIndex, Index, KeyMemory
 from coattn.parts.maintenance.base import Maintenance
 from coattn.types import BlockList, LayerShape, Step
 from coattn.units import ceil_div
@@ -147,6 +148,9 @@ class FirstQueries(Maintenance):
     resumes = True
 
     index: PartialKeys = field(init=False, repr=False)
+
+    def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Any) -> MemoryPlan:
+        return MemoryPlan(listed=select.budget if spec.tokens is None else min(select.budget, spec.tokens))
 
     def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self.index.make_skew(layer, q)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.baselines.pqcache.blocks import NOTHING, HotBlocks
 from coattn.cache.blocks import BlockMemory
 from coattn.cache.config import CacheConfig
 from coattn.cache.kv import KVCache
@@ -40,10 +42,16 @@ class PromptCodes(BookedIndex):
     help_text = {
         "subvectors": "pieces of a key, each with a code and centroids of its own",
         "subbits": "bits of a code, of which a byte is stored: 2 ** subbits centroids",
+        "cache_tokens": "tokens of each sequence and layer whose keys and values a cache on the GPU holds; 0: none",
+        "cache_block": "tokens of a block of that cache",
     }
 
     subvectors: int = 2
     subbits: int = 6
+    cache_tokens: int = 4096
+    cache_block: int = 128
+    hot: dict[int, HotBlocks] = field(init=False, repr=False, default_factory=dict)
+    """By layer, where there is a cache."""
     memory: KeyMemory = field(init=False, repr=False)
     books: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer `[slots + 1, kv_heads, pieces, centroids, width]` in the layer's dtype; the last is for padding rows."""
@@ -53,6 +61,8 @@ class PromptCodes(BookedIndex):
     def __post_init__(self) -> None:
         check_count("subvectors", self.subvectors, 1)
         check_count("subbits", self.subbits, 1, 8)
+        check_count("cache_tokens", self.cache_tokens, 0)
+        check_count("cache_block", self.cache_block, 1)
 
     @property
     def centroids(self) -> int:
@@ -60,13 +70,24 @@ class PromptCodes(BookedIndex):
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         numbers = (s.kv_heads * self.centroids * s.head_dim * s.dtype.itemsize for s in spec.layers.values())
-        return (spec.seqs + 1) * sum(numbers)
+        cached = spec.seqs * self.places(spec) * self.cache_block * sum(s.token_bytes for s in spec.layers.values())
+        return (spec.seqs + 1) * sum(numbers) + cached
+
+    def places(self, spec: CacheSpec) -> int:
+        """Blocks that the cache of a sequence has room for."""
+        most = self.cache_tokens if spec.tokens is None else min(self.cache_tokens, spec.tokens)
+        return most // self.cache_block
 
     def side(self, spec: CacheSpec, config: CacheConfig) -> BlockMemory:
         d = spec.shape.head_dim
         if d % self.subvectors:
             raise ConfigError(
                 f"subvectors is {self.subvectors}, which does not divide the head size {d}.", "Set subvectors=2."
+            )
+        if self.cache_tokens and self.cache_block % config.block:
+            raise ConfigError(
+                f"cache_block is {self.cache_block}, which is no multiple of block ({config.block}).",
+                f"Set cache_block to one, such as {config.block * max(1, 128 // config.block)}, or cache_tokens=0.",
             )
         # a decode step writes what is not full yet to the padding
         what = "Coding every key"
@@ -80,11 +101,20 @@ class PromptCodes(BookedIndex):
             size = (spec.seqs + 1, s.kv_heads, self.subvectors, count, s.head_dim // self.subvectors)
             self.books[i] = torch.zeros(size, dtype=s.dtype, device=s.device)
         self.prompt = torch.zeros(spec.seqs + 1, dtype=torch.int32, device=spec.device)
+        places, per = self.places(spec), self.cache_block // cache.block
+        for i, s in spec.layers.items() if places else ():
+            blocks = (spec.seqs * places * per, s.kv_heads, 2, cache.block, s.head_dim)
+            memory = torch.zeros(blocks, dtype=s.dtype, device=s.device)
+            held = torch.full((spec.seqs + 1, places), NOTHING, device=s.device)
+            clock = torch.zeros(spec.seqs + 1, dtype=torch.int64, device=s.device)
+            self.hot[i] = HotBlocks(memory, held, torch.zeros_like(held), torch.zeros_like(held), clock, per)
 
     def fit(self, layer: int, slot: int, keys: Tensor, first: int, ids: list[int]) -> None:
         """Codebooks of a sequence from its keys `[kv_heads, tokens, d]` but the first ones, and codes of its blocks."""
         pieces = self._pieces(keys)
         points = pieces[:, :, min(first, keys.shape[1] - 1) :]
+        if layer in self.hot:
+            self.hot[layer].forget(slot)
         self.books[layer][slot] = cluster(points.flatten(0, 1), self.centroids).view_as(self.books[layer][slot])
         if ids:
             self._store(layer, slot, ids, pieces[:, :, : len(ids) * self.cache.block])
@@ -112,9 +142,14 @@ class PromptCodes(BookedIndex):
         codes = codes[:, :, None].expand(-1, -1, asked.shape[2], -1, -1)
         return products.gather(-1, codes).sum(3)
 
+    def truncate(self, slot: int, keep: int) -> None:
+        for hot in self.hot.values():
+            hot.forget(slot)
+
     def release(self) -> None:
         super().release()
         self.books.clear()
+        self.hot.clear()
 
     def _pieces(self, keys: Tensor) -> Tensor:
         """`[..., tokens, d]` -> `[..., pieces, tokens, width]`"""
@@ -136,8 +171,10 @@ class PromptBooks(Maintenance):
     needs = frozenset({"prompt_codes", "whole_kv"})
     provides = frozenset({"prompt_books"})
     resumes = True
+    beside = True
 
     index: PromptCodes = field(init=False, repr=False)
+    select: Any = field(init=False, repr=False)
     _read: set[int] = field(init=False, repr=False, default_factory=set)
     """Sequences that have read something since their codebooks were made."""
 
@@ -148,6 +185,12 @@ class PromptBooks(Maintenance):
         for slot, history in zip(step.slots, step.history, strict=True):
             if slot in self._read and history:
                 self._fit(slot, history)
+
+    def after(self, layer: int, table: StepTable) -> None:
+        asked = self.select.asked.get(layer)
+        if asked is not None:
+            blocks, lens = table.column("host_blocks"), table.column("host_lens")
+            self.index.hot[layer].renew(self.cache.dram.memory[layer], blocks, lens, table.seq, *asked)
 
     def release(self) -> None:
         self._read.clear()

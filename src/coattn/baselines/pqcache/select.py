@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from coattn.baselines.pqcache.index import PromptCodes
+from coattn.cache.config import CacheConfig
+from coattn.cache.kv import KVCache
 from coattn.cache.step_table import StepTable
+from coattn.kernels.attend import attend
 from coattn.part import check_count, check_number
 from coattn.parts.call import AttentionCall
-from coattn.parts.select.host_tokens import HostTokens
-from coattn.types import BlockList
+from coattn.parts.executor.base import State
+from coattn.parts.executor.pull import Pull
+from coattn.parts.index.base import Index
+from coattn.parts.select.host_tokens import HostTokens, list_tokens, token_memory
+from coattn.types import BlockList, Selection, Step
 
 
 @dataclass
@@ -34,6 +40,11 @@ class CodeTop(HostTokens):
     compress: float = 0.1
     recent_share: float = 0.5
     index: PromptCodes = field(init=False, repr=False)
+    asked: dict[int, tuple[Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    """By layer, for `after` of the maintenance, which runs beside the layers that follow: the last step's positions,
+    and which were chosen. Kept until the next step picks: until then nobody else gets their memory."""
+    _hits: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By layer `[rows]` float32: tokens that the last decode step found in the cache, the mean over KV heads."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +55,56 @@ class CodeTop(HostTokens):
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"sinks": tokens}
 
+    def open(self, cache: KVCache, index: Index, maintenance: Any) -> None:
+        super().open(cache, index, maintenance)
+        self._hits = {layer: torch.zeros_like(self._taken[layer]) for layer in self.index.hot}
+
+    def works(self, config: CacheConfig) -> frozenset[str]:
+        return super().works(config) | {CachedWork.kind}
+
+    def pick(self, call: AttentionCall) -> Selection:
+        hot, visible, table = self.index.hot.get(call.layer), call.visible, call.table
+        if hot is None or table is None or visible.host is None or call.layer < self.dense_layers:
+            self.asked.pop(call.layer, None)
+            return super().pick(call)
+        gpu, host = visible.gpu, visible.host
+        assert gpu is not None, "a decode step sees its own token"
+        tokens, count, fixed = self._choose(call, table, gpu, host)
+        rank = torch.arange(tokens.shape[-1], device=tokens.device)
+        listed = rank < count[..., None]
+        here, place = hot.find(table.seq, tokens)
+        hit, miss = listed & here, listed & ~here
+        hits, misses = hit.sum(-1), miss.sum(-1)
+        self.asked[call.layer] = tokens, listed & (rank >= fixed[..., None])
+        self._hits[call.layer][: len(count)] = hits.float().mean(1)
+        self._taken[call.layer][: len(count)] = misses.float().mean(1)
+        cached = BlockList(
+            place.gather(-1, _first(hit)), hits.to(torch.int32), tokens.shape[-1], token_memory(hot.memory)
+        )
+        memory = self.cache.dram.memory[call.layer]
+        return Selection.of(gpu, list_tokens(host, memory, tokens.gather(-1, _first(miss)), misses), CachedWork(cached))
+
+    def report(self, step: Step) -> dict[str, Any]:
+        """`attended_host`: tokens that came over PCIe; `cached_entries`: those that the cache on the GPU had."""
+        found = super().report(step)
+        if not self._hits:
+            return found
+        hits = sum(float(own[: step.seqs].sum()) for own in self._hits.values())
+        return {**found, "cached_entries": hits / len(self._taken)}
+
+    def release(self) -> None:
+        super().release()
+        self.asked.clear()
+        self._hits.clear()
+
     def choose(self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList) -> tuple[Tensor, Tensor]:
+        tokens, count, _ = self._choose(call, table, gpu, host)
+        return tokens, count
+
+    def _choose(
+        self, call: AttentionCall, table: StepTable, gpu: BlockList, host: BlockList
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`choose`, and how many of the first are sinks and recent tokens, `[rows, kv_heads]`."""
         width, lens = host.longest, table.column("host_lens")[:, None]
         scores = self.index.scores(call.layer, call.q[:, 0], table, call.scale, width)
         # sizes are those of the prompt, positions are counted now
@@ -65,4 +125,32 @@ class CodeTop(HostTokens):
         count = torch.where(few, lens.clamp(max=whole), chosen)
         # tokens with the same codes are as good as each other: the oldest first, whatever the width
         order = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :room]
-        return order, count.clamp(max=room).expand(-1, order.shape[1])
+        fixed = always.sum(-1, keepdim=True).expand(-1, order.shape[1])
+        return order, count.clamp(max=room).expand(-1, order.shape[1]), fixed
+
+
+@dataclass(frozen=True)
+class CachedWork:
+    """Attention over single tokens in the cache on the GPU."""
+
+    kind = "cached"
+    blocks: BlockList
+
+
+@dataclass
+class CachedPull(Pull):
+    """What is in the cache on the GPU is attended there, the rest as `pull` does."""
+
+    name = "cached_pull"
+    runs = Pull.runs | {CachedWork.kind}
+
+    def run(self, call: AttentionCall, work: Any) -> State:
+        if isinstance(work, CachedWork):
+            assert isinstance(work.blocks.memory, Tensor)
+            return attend(call.q, work.blocks.memory, work.blocks, call.scale, call.shape.softcap)
+        return super().run(call, work)
+
+
+def _first(wanted: Tensor) -> Tensor:
+    """An order in which the wanted ones come first."""
+    return (~wanted).to(torch.uint8).argsort(dim=-1, stable=True)

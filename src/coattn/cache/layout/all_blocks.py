@@ -11,6 +11,7 @@ from coattn.cache.layout.base import Layout
 from coattn.cache.observer import Filled
 from coattn.cache.snapshot import Averages, Snapshot
 from coattn.cache.spec import CacheSpec
+from coattn.cache.tokens import TokenMemory
 from coattn.kernels.upload import upload
 from coattn.types import Step, Tier
 from coattn.units import ceil_div
@@ -19,12 +20,18 @@ from coattn.units import ceil_div
 class AllBlocks(Layout):
     """A block lies wherever there is a free one."""
 
-    def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None) -> None:
-        """side: what an index keeps of every block; only then it is told which blocks are full."""
+    def __init__(self, block: int, spec: CacheSpec, side: BlockMemory | None, form: str = "model") -> None:
+        """side: what an index keeps of every block; only then it is told which blocks are full.
+
+        form: the model's own numbers, or tokens in fewer bits.
+        """
         super().__init__(block, spec)
-        self.memory = BlockMemory("gpu", spec.layers, block, spec.ledger, "Keeping every token", side=side)
+        kind = BlockMemory if form == "model" else TokenMemory
+        self.memory = kind("gpu", spec.layers, block, spec.ledger, "Keeping every token", form, side)
         self.table: BlockTable = BlockTable(self.memory)
         self._followed = side is not None
+        if form != "model":
+            self.unshared = "tokens are rounded, so what is read later depends on how a prompt was cut"
 
     def min_bytes(self) -> int:
         spec = self.spec

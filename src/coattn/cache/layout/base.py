@@ -153,15 +153,15 @@ class Layout(ABC):
         """
         source, ids, rows = self.once(("places", k.device), lambda: self._written(step, k.device))
         if len(source) == len(k):
-            write_rows(self.memory[layer], ids, rows, k, v)
+            write_rows(self.memory.rows(layer), ids, rows, k, v)
         elif len(source):
-            write_rows(self.memory[layer], ids, rows, k[source], v[source])
+            write_rows(self.memory.rows(layer), ids, rows, k[source], v[source])
         return []
 
     def append_rows(self, layer: int, k: Tensor, v: Tensor, tables: TableMemory) -> None:
         """Stores one token for each row of a decode step's table. Tensors only."""
         block, offset = (tables.device_rows(name, len(k)) for name in ("write_block", "write_offset"))
-        append(self.memory[layer], block, offset, k, v)
+        append(self.memory.rows(layer), block, offset, k, v)
 
     def history(self, layer: int, slot: int, length: int) -> DenseHistory | None:
         """What is stored of a sequence, where it must be attended position by position; None where it is a set."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coattn.hf.experts import weights_read
-from coattn.hf.forward import Session
+from coattn.hf.forward import Heard, Session
 from coattn.hf.prefilled import Prefilled
 from coattn.kernels.upload import upload
 from coattn.part import MOST
@@ -23,12 +23,16 @@ from coattn.types import Phase, Step
 
 
 class Chunk(NamedTuple):
-    """The next tokens of a prompt in one slot, after `history` stored ones. last: the prompt ends with them."""
+    """The next tokens of a prompt in one slot, after `history` stored ones. last: the prompt ends with them.
+
+    heard: gets the logits of all its tokens, as `Session.forward` gives them.
+    """
 
     slot: int
     tokens: Sequence[int]
     history: int
     last: bool
+    heard: Heard | None = None
 
 
 class Runner:
@@ -68,13 +72,14 @@ class Runner:
         history: int,
         want_logits: bool,
         on_layer_boundary: Callable[[], None] | None = None,
+        heard: Heard | None = None,
     ) -> Tensor | None:
         """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted.
 
         They are wanted of the last chunk of a prompt. on_layer_boundary: called between two layers; may `decode` other
-        slots.
+        slots. heard: see `Chunk`.
         """
-        return self.mix([Chunk(slot, tokens, history, want_logits)], (), (), (), on_layer_boundary)
+        return self.mix([Chunk(slot, tokens, history, want_logits, heard)], (), (), (), on_layer_boundary)
 
     @torch.no_grad()
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
@@ -132,16 +137,20 @@ class Runner:
         """
         reading = step_of(chunks)
         ids, positions, rows = list(tokens), [*history], list(range(len(slots)))
+        heard: list[tuple[slice, Heard]] = []
         for chunk in chunks:
+            if chunk.heard is not None:
+                heard.append((slice(len(ids), len(ids) + len(chunk.tokens)), chunk.heard))
             ids += chunk.tokens
             positions += range(chunk.history, chunk.history + len(chunk.tokens))
             if chunk.last:
                 rows.append(len(ids) - 1)
         wanted = upload(rows, self.session.device) if rows else None
         if not slots:
-            return self._run(reading, ids, torch.tensor(positions), wanted, on_layer_boundary=on_layer_boundary)
+            hook = on_layer_boundary
+            return self._run(reading, ids, torch.tensor(positions), wanted, on_layer_boundary=hook, heard=heard)
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
-        return self._run(step, ids, torch.tensor(positions), wanted, reading)
+        return self._run(step, ids, torch.tensor(positions), wanted, reading, heard=heard)
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
         """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
@@ -172,6 +181,7 @@ class Runner:
         rows: slice | Tensor | None,
         co_step: Step | None = None,
         on_layer_boundary: Callable[[], None] | None = None,
+        heard: Sequence[tuple[slice, Heard]] = (),
     ) -> Tensor | None:
         device = self.session.device
         self.clock.start()
@@ -180,7 +190,7 @@ class Runner:
         try:
             with nullcontext() if decodes else self.around():
                 ids, places = upload(tokens, device), upload(positions, device)
-                logits = self.session.forward(self.runtime, running, ids, places, rows)
+                logits = self.session.forward(self.runtime, running, ids, places, rows, heard)
             self.runtime.commit(running)
         except BaseException:
             self.runtime.abort(running)

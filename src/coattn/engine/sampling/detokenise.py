@@ -68,11 +68,16 @@ class StopText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
-        self.stopped = False
-        """Whether one was found."""
+        self.found: str | None = None
+        """The one that came."""
         self.counts = True
         """Whether stop strings that begin now are looked for."""
         self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether one was found."""
+        return self.found is not None
 
     def push(self, piece: str) -> str:
         """The text that may be shown. After a stop string: nothing more."""
@@ -81,8 +86,7 @@ class StopText:
         if not self.stops or not self.counts:
             return piece
         text = self._held + piece
-        cut = self._find(text)
-        self.stopped = cut is not None
+        cut, self.found = self._find(text)
         keep = len(text) - self._suspicious(text) if cut is None else cut
         self._held = "" if self.stopped else text[keep:]
         return text[:keep]
@@ -92,9 +96,10 @@ class StopText:
         held, self._held = self._held, ""
         return held
 
-    def _find(self, text: str) -> int | None:
-        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _find(self, text: str) -> tuple[int | None, str | None]:
+        """Where the stop string begins, and which one it is."""
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        return min(found)[1:] if found else (None, None)
 
     def _suspicious(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

@@ -53,6 +53,8 @@ class SamplingParams:
     """The same seed gives the same draws, alone and in any batch."""
     logprobs: int | None = None
     """How many of the most likely tokens to report per token with their log-probability, besides the chosen one."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt, which is then read whole, whatever is stored, and shared with nobody."""
     ignore_eos: bool = False
     """Goes on after the model's end tokens."""
     feed: tuple[int, ...] = ()
@@ -82,7 +84,8 @@ class SamplingParams:
                 "Raise max_new_tokens, or lower min_new_tokens.",
             )
         check_count("seed", self.seed, 0, MAX_SEED, unset=True)
-        check_count("logprobs", self.logprobs, 0, unset=True)
+        for name in ("logprobs", "prompt_logprobs"):
+            check_count(name, getattr(self, name), 0, unset=True)
         for name in ("ignore_eos", "skip_special_tokens"):
             given = getattr(self, name)
             if not isinstance(given, bool):
@@ -98,11 +101,12 @@ class SamplingParams:
         """Raises ConfigError for what a model of so many tokens, or one without a tokenizer, cannot do."""
         if self.stop and not has_text:
             raise ConfigError("Stop strings need text, but this engine has no tokenizer.", "Use stop_token_ids.")
-        if self.logprobs is not None and self.logprobs > vocabulary:
-            raise ConfigError(
-                f"logprobs is {self.logprobs:,}, but the model has {vocabulary:,} tokens.",
-                f"Set logprobs={vocabulary} or less.",
-            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > vocabulary:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name):,}, but the model has {vocabulary:,} tokens.",
+                    f"Set {name}={vocabulary} or less.",
+                )
         wrong = next((token for token, _ in self.logit_bias if token >= vocabulary), None)
         if wrong is not None:
             raise ConfigError(

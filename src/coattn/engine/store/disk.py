@@ -1,5 +1,5 @@
-"""Blocks that memory has given up, on disk. They are written when they leave, and read where that is faster than
-computing them again: the speed of both is measured all along."""
+"""Shared blocks on disk. They are written soon after they were read, so that they outlast the process, and read where
+that is faster than computing them again: the speed of both is measured all along."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn._version import __version__
 from coattn.cache import available
 from coattn.cache.ledger import PLACE
 from coattn.engine.store.blocks import PrefixNode, StoredBlocks
@@ -31,6 +32,10 @@ LIMIT_BYTES = 16 << 30
 """Most bytes of the files, unless said."""
 LOAD_BYTES = 64 << 20
 """That are read before it is decided again; they lie in DRAM outside the budgets until they are stored."""
+SAVE_BYTES, IDLE_SAVE_BYTES = 4 << 20, 64 << 20
+"""Of new blocks, copied for the writer between two steps, and at a time while nobody runs."""
+LAST_SAVE_S = 3.0
+"""Seconds that an engine which closes waits for the queue to take what is new."""
 
 log = logging.getLogger("coattn")
 
@@ -54,7 +59,7 @@ class DiskConfig:
         """The fingerprint of a model, by which what is stored of it is known."""
         # files outlast the process, and may meet a model of the same configuration with other weights
         known_by = config_fingerprint(model) if self.folder is None else read_by(model)
-        return digest(FORMAT, known_by, repr([shape.mark for shape in layers]))
+        return digest(FORMAT, __version__, known_by, repr([shape.mark for shape in layers]))
 
     def open(self, key: bytes) -> FileCache | None:
         """The caller closes it."""
@@ -68,6 +73,8 @@ class DiskRead:
     keys: list[bytes]
     first: int
     future: Future[Loaded]
+    state: bool = False
+    """Whether it is not a block, but the state after one."""
 
 
 class DiskPrefixCache:
@@ -81,6 +88,12 @@ class DiskPrefixCache:
         self._coming: set[bytes] = set()
         """First keys of what is on its way."""
         self._probe: Future[Loaded] | None = None
+        self._unsaved: dict[bytes, PrefixNode] = {}
+        """Nodes that are to be written, the first of them first."""
+        self._unsaved_states: dict[bytes, tuple[Tensors, int]] = {}
+        """The same of states, with the number of the block before each."""
+        self._used: list[list[str]] = []
+        """Files of texts that were used since all was saved; their order is told when all is saved again."""
 
     def __contains__(self, key: bytes) -> bool:
         return _name(key) in self.files
@@ -93,18 +106,65 @@ class DiskPrefixCache:
             waited = True
         self.prompts.note(spans, time.perf_counter() - start, waited or not on_gpu)
 
+    def note(self, nodes: Sequence[PrefixNode]) -> None:
+        """Nodes are new, or were used just now: those that are not on the disk are to be written."""
+        new = {node.key: node for node in nodes if node.key not in self}
+        self._unsaved |= new
+        self._used.append([_name(node.key) for node in nodes])
+
+    def note_state(self, key: bytes, state: Tensors, number: int) -> None:
+        """The state after a block, in host memory, is to be written. It must not change."""
+        if not self.has_state(key):
+            self._unsaved_states[key] = state, number
+
+    def forget_state(self, key: bytes) -> None:
+        """A state leaves memory."""
+        self._unsaved_states.pop(key, None)
+
+    def has_state(self, key: bytes) -> bool:
+        return _state_name(key) in self.files
+
+    def save(self, most: int) -> bool:
+        """Copies new blocks for the writer: so many bytes at most, as far as its queue has room. False: it has copied
+        none."""
+        one = max(1, self._blocks.block_bytes)
+        room = self.files.room // one
+        nodes = list(islice(self._unsaved.values(), min(room, max(1, most // one))))
+        self.spill(nodes)
+        if self._used and not self._unsaved:
+            self.files.touch_later(self._used)
+            self._used = []
+        states = 0
+        for key, (state, number) in list(self._unsaved_states.items()):
+            if sum(x.nbytes for x in state.values()) > self.files.room:
+                break
+            del self._unsaved_states[key]
+            self.files.put(_state_name(key), state, number)
+            states += 1
+        return bool(nodes) or states > 0
+
+    def save_all(self) -> None:
+        """The same of all that is new, for `LAST_SAVE_S`."""
+        end = time.monotonic() + LAST_SAVE_S
+        while (self._unsaved or self._unsaved_states) and time.monotonic() < end:
+            if not self.save(IDLE_SAVE_BYTES):
+                time.sleep(0.01)
+
     def spill(self, nodes: Sequence[PrefixNode]) -> None:
-        """Nodes are about to leave memory: those that would be read sooner than computed are written if they can be."""
+        """Nodes leave memory or are saved: new ones that would be read sooner than computed are written if they can
+        be."""
         size, block = self._blocks.block_bytes, self.block
+        nodes = [node for node in nodes if self._unsaved.pop(node.key, None) is not None]
         try:
             nodes = [node for node in nodes if self.pays(size, node.number * block, (node.number + 1) * block)]
             new = [node for node in nodes if node.key not in self]
+            if not new:
+                return
             tensors = self._blocks.read(list(zip(*(node.blocks for node in new), strict=True)))
             for i, node in enumerate(new):
                 # a copy of its own: the queue must not keep the others' memory
                 own = {name: x[i : i + 1].clone() for name, x in tensors.items()}
                 self.files.put(_name(node.key), own, node.number)
-            self.files.touch([_name(node.key) for node in reversed(nodes)])
         except Exception as error:  # their room is needed, whatever fails here
             log.warning("Blocks cannot be put on disk: %s.", one_line(error))
             self.counts["failed"] += 1
@@ -112,10 +172,10 @@ class DiskPrefixCache:
     def look(self, keys: Sequence[bytes], first: int) -> DiskRead | bool | None:
         """Whether the blocks `keys`, of which `first` is the number of the first, are brought back.
 
-        -> what is on its way; False: reading would take longer than computing; None: it is too early to say, or there
-        is nothing.
+        -> what is on its way; False: reading would take longer than computing; None: there is nothing, or it is on its
+        way for another.
         """
-        if not keys or keys[0] not in self or keys[0] in self._coming or not self.prompts.known:
+        if not keys or keys[0] not in self or keys[0] in self._coming:
             return None
         self._finish_probe()
         stored = list(takewhile(self.__contains__, keys))
@@ -132,6 +192,29 @@ class DiskPrefixCache:
         self.files.touch(names)  # what is brought back makes others leave, and these must not go for them
         self._coming.add(stored[0])
         return DiskRead(stored[:count], first, self.files.load(names[:count]))
+
+    def look_state(self, key: bytes) -> DiskRead | None:
+        """The state after a block is brought back; None: there is none, or it is on its way for another."""
+        if not self.has_state(key) or key in self._coming:
+            return None
+        self._coming.add(key)
+        self.files.touch_later([[_state_name(key)]])
+        return DiskRead([key], 0, self.files.load([_state_name(key)]), state=True)
+
+    def state(self, read: DiskRead) -> Tensors | None:
+        """The state that has come; None: its file was damaged, or could not be read."""
+        self._coming.discard(read.keys[0])
+        failed = read.future.exception()
+        if failed is not None:
+            self.delete_state(read.keys[0], one_line(failed))
+            return None
+        loaded = read.future.result()
+        self.counts["read_bytes"] += loaded.bytes
+        return loaded.tensors[0] if loaded.tensors else None
+
+    def delete_state(self, key: bytes, why: str) -> None:
+        """A file that cannot be used."""
+        self.files.delete_damaged(_state_name(key), why)
 
     def store(self, read: DiskRead, known: Container[bytes]) -> list[PrefixNode]:
         """What has come is stored in new blocks that are held, but for the `known` -> a node for each, without users.
@@ -165,8 +248,11 @@ class DiskPrefixCache:
         self._coming.discard(read.keys[0])
 
     def clear(self) -> None:
-        """No request waits for anything."""
+        """No request waits for anything, and nothing is stored."""
         self._coming.clear()
+        self._unsaved.clear()
+        self._unsaved_states.clear()
+        self._used = []
 
     def takes(self, size: int, tokens: int) -> bool:
         """Whether a sequence of so many bytes may be parked: it is not read again sooner, and there is room for its
@@ -210,3 +296,7 @@ class DiskPrefixCache:
 
 def _name(key: bytes) -> str:
     return key.hex() + SUFFIX
+
+
+def _state_name(key: bytes) -> str:
+    return f"{key.hex()}-state{SUFFIX}"

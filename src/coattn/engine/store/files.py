@@ -64,6 +64,9 @@ class FileCache:
         """Guards all of what follows."""
         self._files: OrderedDict[str, int] = OrderedDict()
         """Bytes by name, the least recently used first."""
+        self._fresh: set[str] = set()
+        """Shared files that were written since some were touched. They lie in the order of writing, beginnings of texts
+        first, so none of them is deleted for another."""
         self.held = 0
         """Bytes of all files."""
         self._queued: dict[str, tuple[int, Tensors]] = {}
@@ -71,6 +74,8 @@ class FileCache:
         since nothing is read without them."""
         self._queued_bytes = {False: 0, True: 0}
         """Of shared and of private files."""
+        self._warned = False
+        """Whether it was said that a file could not be written."""
         self._claim = _claim(folder)
         self._scan()
         self._writer = ThreadPoolExecutor(1, "coattn-disk-write")
@@ -83,6 +88,11 @@ class FileCache:
     def size(self, name: str) -> int:
         """Bytes of a file; 0 where there is none yet."""
         return self._files.get(name, 0)
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared files that the queue would take now."""
+        return QUEUE_BYTES - self._queued_bytes[False]
 
     def put(self, name: str, tensors: Tensors, number: int = 0) -> bool:
         """Tensors are written when their turn comes; from now on they can be read, and must not change.
@@ -135,6 +145,17 @@ class FileCache:
                     self._files.move_to_end(name)
                     with contextlib.suppress(OSError):
                         os.utime(self.folder / name)
+
+    def touch_later(self, texts: Sequence[Sequence[str]]) -> None:
+        """The same of the files of several texts, once all that was put is written."""
+
+        def touch() -> None:
+            for names in texts:
+                self.touch(names)
+            with self._lock:
+                self._fresh.clear()
+
+        self._writer.submit(touch)
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -219,7 +240,9 @@ class FileCache:
                     self._forget(name)
 
     def _write(self, name: str, tensors: Tensors) -> None:
-        self._make_room(_file_bytes(tensors))
+        if not self._make_room(_file_bytes(tensors), keeps=not name.startswith(PRIVATE)):
+            self.counts["skipped"] += 1
+            return
         path, facts = self.folder / name, {"made for": self.made_for, "name": name}
         try:
             # a file that is half written when the machine fails is a miss: nothing waits for the disk itself
@@ -227,26 +250,38 @@ class FileCache:
             size = path.stat().st_size
         except Exception as error:
             self.counts["skipped"] += 1
-            log.warning("A file cannot be written to %s: %s.", self.folder, one_line(error))
+            if not self._warned:  # of a full disk this would else be said for every block
+                log.warning("Files cannot be written to %s, and are left out: %s.", self.folder, one_line(error))
+            self._warned = True
             return
         with self._lock:
             self._files[name] = size
+            if not name.startswith(PRIVATE):
+                self._fresh.add(name)
             self.held += size
             self.counts["written"] += 1
             self.counts["written_bytes"] += size
         self._make_room(0)
 
-    def _make_room(self, size: int) -> None:
-        """Deletes what was used least recently until there is room for a file of at most `limit` bytes."""
+    def _make_room(self, size: int, keeps: bool = False) -> bool:
+        """Deletes what was used least recently until there is room for a file of at most `limit` bytes.
+
+        keeps: deletes no fresh file for it. False: there is no room, for that reason.
+        """
         with self._lock:
             while self._files and self.held + size > self.limit:
+                oldest = next(iter(self._files))
+                if keeps and oldest in self._fresh:
+                    return False
                 self.counts["deleted"] += 1
-                self._forget(next(iter(self._files)))
+                self._forget(oldest)
+        return True
 
     def _forget(self, name: str) -> None:
         """Deletes a file, or what would become one; with the lock."""
         self._dequeue(name)
         self.held -= self._files.pop(name, 0)
+        self._fresh.discard(name)
         with contextlib.suppress(OSError):
             (self.folder / name).unlink()
 

@@ -31,13 +31,15 @@ class PrefixCursor:
     """Blocks on their way from the disk."""
     refused: bool = False
     """Whether reading the rest from the disk would take longer than computing it."""
+    reached: int = 0
+    """Blocks that were in memory when the disk was last asked, of a request that begins where a state is."""
 
 
 class PrefixCache:
     """Chains of stored blocks: a sequence that goes through a node goes through all before it.
 
-    A node without users may be evicted, the end of a chain before its beginning. What is evicted goes to the disk, if
-    there is one.
+    A node without users may be evicted, the end of a chain before its beginning. Every node goes to the disk, if there
+    is one: soon after it is new, or when it is evicted.
     """
 
     def __init__(self, blocks: StoredBlocks, order: EvictionOrder, disk: DiskPrefixCache | None) -> None:
@@ -53,6 +55,8 @@ class PrefixCache:
         """A new node with one user, whose blocks are in that user's sequence."""
         node = self.nodes[key] = PrefixNode(key, tuple(blocks), number, 1)
         self._blocks.hold([(i,) for i in blocks])
+        if self._disk is not None:
+            self._disk.note([node])
         return node
 
     def adopt(self, nodes: Sequence[PrefixNode]) -> None:

@@ -23,6 +23,7 @@ from coattn.engine.store.parked import ParkedStore
 from coattn.engine.store.prefix import PrefixCache
 from coattn.engine.store.sequence import ParkedSequence, ParkKey, announce, fill, unpack
 from coattn.engine.store.sharing import PrefixSharing, resume_blocker
+from coattn.errors import InputError
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -34,20 +35,28 @@ class SequenceStore:
     """Between steps, on the engine's thread: `attach` gives a slot what is stored of a request, and `release` keeps
     what it leaves there."""
 
-    def __init__(self, runtime: Runtime, model: bytes, shares: bool = True, files: FileCache | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        model: bytes,
+        shares: bool = True,
+        files: FileCache | None = None,
+        chunk: int | None = None,
+    ) -> None:
         """model: its fingerprint. shares: whether requests share prefixes; sessions go on in any case.
 
-        files: where blocks go that memory has no room for.
+        files: where blocks are written too. chunk: see `PrefixSharing`; then no sequence goes on, and sessions read
+        their text again.
         """
         self.runtime, self.counts = runtime, Counter[str]()
-        self._resumes = resume_blocker(runtime) is None
+        self._resumes = chunk is None and resume_blocker(runtime) is None
         self._blocks, self._order = StoredBlocks(runtime), EvictionOrder()
         self.tables = self._blocks.tables
         block = runtime.groups[-1].cache.block
         self.disk = None if files is None else DiskPrefixCache(self._blocks, files, block)
         self.prefixes = PrefixCache(self._blocks, self._order, self.disk)
         self.parked = ParkedStore(runtime, self._blocks, self.prefixes, self._order, self.disk)
-        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, model, shares, self.counts)
+        self.sharing = PrefixSharing(runtime, self._blocks, self.prefixes, model, shares, self.counts, self.disk, chunk)
         # what lossy steps have stored cannot be read again alike; a table of the GPU's blocks is written to by the turn
         whole = any(group.cache.host is None and group.cache.gpu.table is not None for group in runtime.groups)
         self._takes_back = not runtime.composed.exact and not whole
@@ -121,6 +130,8 @@ class SequenceStore:
             self.sharing.publish(request)
             self._park(request)
         request.cursor = None
+        if self.disk is not None:
+            self.disk.note(cursor.nodes)
         self.prefixes.leave(cursor.nodes)
 
     def forget(self, request: Request) -> None:
@@ -149,6 +160,8 @@ class SequenceStore:
 
     def restore(self, session: int, tensors: Mapping[str, Tensor], tokens: list[int], shareable_tokens: int) -> None:
         """A session goes on from tensors. If it raises InputError or BudgetError, nothing has changed."""
+        if not self._resumes and resume_blocker(self.runtime) is None:
+            raise InputError("A saved session does not go on under deterministic.", "Send its messages as a prompt.")
         parked = unpack(self.runtime, self._blocks, tensors, tokens, shareable_tokens)
         try:
             self.parked.hold_states(parked)

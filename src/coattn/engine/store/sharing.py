@@ -6,6 +6,7 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 from coattn.cache.snapshot import Snapshot
 from coattn.engine.request import Request
@@ -15,7 +16,7 @@ from coattn.engine.store.keys import common_blocks, digest, extend_keys
 from coattn.engine.store.prefix import PrefixCache, PrefixCursor
 from coattn.engine.store.sequence import announce, fill
 from coattn.engine.store.states import SHORT, SPACING, PrefixStates
-from coattn.errors import BudgetError, one_line
+from coattn.errors import BudgetError, InputError, one_line
 from coattn.step.runtime import Runtime
 from coattn.types import Phase, Step, Tier
 
@@ -60,19 +61,28 @@ class PrefixSharing:
         model: bytes,
         shares: bool,
         counts: Counter[str],
+        disk: DiskPrefixCache | None,
+        chunk: int | None = None,
     ) -> None:
         """model: its fingerprint. shares: whether requests share where they can. counts: gets the tokens that are found
-        after a request has begun, and the bytes that are copied."""
+        after a request has begun, and the bytes that are copied. chunk: tokens of the chunks that prompts are read in,
+        where only what was read in whole ones is shared, and the rest is read anew: then the numbers are the same bits,
+        whoever has read them."""
         self.runtime, self.model, self.prefixes = runtime, model, prefixes
         self._blocks, self._counts = blocks, counts
         self.blocker = sharing_blocker(runtime) if shares else "it was switched off"
         """Why requests do not share; None where they do."""
         self.exact = runtime.composed.exact
         self.block = runtime.groups[-1].cache.block
-        self.states = None if runtime.states is None else PrefixStates(runtime.states)
+        self.states = None if runtime.states is None else PrefixStates(runtime.states, disk)
         # a rule that looks at a prompt's last queries must see them; a single token would be a decode step's
         self.tail = 1 if self.exact else max(2, *(group.maintenance.observed_queries for group in runtime.groups))
         """Last tokens of a prompt that are always computed."""
+        self._whole = 1
+        """Blocks that are found and published together."""
+        if chunk is not None:
+            self._whole = chunk // self.block
+            self.tail = 2  # a last token that is left alone shortens the chunk before it
 
     def root(self, salt: bytes) -> bytes:
         """The key before a tenant's first block."""
@@ -91,6 +101,7 @@ class PrefixSharing:
         if self.blocker is not None:
             return []
         found = self.prefixes.match(self._keys(request))
+        found = found[: len(found) // self._whole * self._whole]
         return found if self.states is None else found[: self.states.last([node.key for node in found])]
 
     def shared_bytes(self, request: Request) -> dict[Tier, int]:
@@ -114,6 +125,7 @@ class PrefixSharing:
         keys: list[bytes] = []
         extend_keys(keys, self.root(salt), tokens, self.block)
         stored = bisect_left(keys, True, key=lambda key: key not in self.prefixes.nodes)
+        stored -= stored % self._whole
         return self.block * (stored if self.states is None else self.states.last(keys[:stored]))
 
     def attach(self, request: Request, nodes: list[PrefixNode]) -> None:
@@ -157,38 +169,77 @@ class PrefixSharing:
     def load(self, request: Request, disk: DiskPrefixCache) -> None:
         """A request gets what has come from the disk, and asks for what comes after it."""
         cursor = request.cursor
-        if cursor is None or cursor.refused or self.states is not None:
+        if cursor is None or cursor.refused or (self.states is not None and cursor.read):
             return
         if cursor.load is not None:
             if not cursor.load.future.done():
                 return
-            load, cursor.load = cursor.load, None
+            load, cursor.load, before = cursor.load, None, len(cursor.nodes)
             try:
-                new = disk.store(load, self.prefixes.nodes)
+                self._take(load, disk)
             except Exception as error:  # it reads them itself
                 if not isinstance(error, BudgetError):
                     log.warning("Blocks from the disk cannot be stored: %s.", one_line(error))
                     disk.counts["failed"] += 1
                 cursor.refused = True
                 return
-            self.prefixes.adopt(new)
-            found = self.prefixes.match(load.keys)
-            if found:
+            found = self.match(request) if self.states is not None else self.prefixes.match(load.keys)
+            if found and len(found) * self.block > (request.stored if self.states is not None else 0):
                 self._attach_again(request, cursor)
-                self.prefixes.use(found)
-                self.prefixes.leave(found)
-        keys, have = self._keys(request), len(cursor.nodes)
-        if have == request.stored // self.block and have < len(keys) and keys[have] in disk:
-            coming = disk.look(keys[have:], have)
-            cursor.refused = coming is False
-            cursor.load = coming if isinstance(coming, DiskRead) else None
+            self.prefixes.use(found)
+            self.prefixes.leave(found)
+            if self._whole > 1 and len(cursor.nodes) == before:  # parts of a chunk are of no use
+                cursor.refused = True
+                return
+        keys = self._keys(request)
+        if self.states is not None:
+            coming = self._look_for_state(request, cursor, keys, disk)
+        elif len(cursor.nodes) == request.stored // self.block:
+            coming = disk.look(keys[len(cursor.nodes) :], len(cursor.nodes))
+        else:
+            return
+        cursor.refused = coming is False
+        cursor.load = coming if isinstance(coming, DiskRead) else None
+
+    def _take(self, load: DiskRead, disk: DiskPrefixCache) -> None:
+        """What has come is in memory. Raises BudgetError and whatever storing fails with."""
+        if not load.state:
+            self.prefixes.adopt(disk.store(load, self.prefixes.nodes))
+            return
+        state = disk.state(load)
+        if state is not None and self.states is not None:
+            try:
+                self.states.adopt(load.keys[0], state)
+            except InputError as error:
+                disk.delete_state(load.keys[0], one_line(error))
+
+    def _look_for_state(
+        self, request: Request, cursor: PrefixCursor, keys: list[bytes], disk: DiskPrefixCache
+    ) -> DiskRead | bool | None:
+        """The blocks before the last state that memory or the disk has, then this state. See `DiskPrefixCache.look`."""
+        assert self.states is not None
+        there = sum(1 for _ in takewhile(lambda key: key in self.prefixes.nodes or key in disk, keys))
+        states = (n for n in range(there, 0, -1) if keys[n - 1] in self.states or disk.has_state(keys[n - 1]))
+        end = next(states, 0)
+        if end * self.block <= request.stored:
+            return None
+        have = len(self.prefixes.match(keys[:end]))
+        if have == end:
+            return disk.look_state(keys[end - 1])
+        if have < cursor.reached:  # what was read has left memory again
+            return False
+        cursor.reached = have + 1
+        return disk.look(keys[have:end], have)
 
     def publish(self, request: Request) -> None:
         """Full blocks of a request become nodes; what it has stored twice is stored once."""
         cursor = request.cursor
         if self.blocker is not None or cursor is None:
             return
-        end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
+        if self._whole == 1:
+            end = (request.stored if self.exact else cursor.shareable_tokens) // self.block
+        else:
+            end = min(cursor.shareable_tokens, request.total - self.tail) // self.block // self._whole * self._whole
         if end <= len(cursor.nodes):
             return
         extend_keys(cursor.keys, cursor.root, request.tokens(0, end * self.block), self.block)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from coattn.cache.states import StateStore
+from coattn.engine.store.disk import DiskPrefixCache
 from coattn.errors import BudgetError
 
 SPACING = 2048
@@ -16,10 +17,11 @@ SHORT = 128
 
 
 class PrefixStates:
-    """By key of the last block before it, the state there. The one that was used longest ago is given up first."""
+    """By key of the last block before it, the state there. The one that was used longest ago is given up first; the
+    disk, if there is one, has it too."""
 
-    def __init__(self, store: StateStore) -> None:
-        self.store = store
+    def __init__(self, store: StateStore, disk: DiskPrefixCache | None) -> None:
+        self.store, self._disk = store, disk
         self._kept: dict[bytes, dict[str, Tensor]] = {}
         store.set_reclaimer(self.reclaim)
 
@@ -31,7 +33,21 @@ class PrefixStates:
             self.store.hold()
         except BudgetError:
             return
-        self._kept[keys[blocks - 1]] = self.store.take(slot)
+        key = keys[blocks - 1]
+        self._kept[key] = self.store.take(slot)
+        if self._disk is not None:
+            self._disk.note_state(key, self._kept[key], blocks)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
+
+    def adopt(self, key: bytes, state: Mapping[str, Tensor]) -> None:
+        """A state comes back from the disk. Raises InputError where it is not this model's, BudgetError where there is
+        no room."""
+        self.store.check(state)
+        if key not in self._kept:
+            self.store.hold()
+            self._kept[key] = dict(state)
 
     def last(self, keys: Sequence[bytes]) -> int:
         """Blocks before the last state that is kept of a chain; 0: there is none."""
@@ -45,7 +61,10 @@ class PrefixStates:
     def reclaim(self) -> bool:
         if not self._kept:
             return False
-        del self._kept[next(iter(self._kept))]
+        oldest = next(iter(self._kept))
+        del self._kept[oldest]
+        if self._disk is not None:
+            self._disk.forget_state(oldest)
         self.store.drop()
         return True
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from coattn.cache.states import StateStore
-from coattn.hf.experts import is_experts, is_router, top_of
+from coattn.hf.experts import holds_experts, is_experts, is_router, top_of
 from coattn.hf.forward import Session
 from coattn.hf.fuse.experts import by_size, expert_form, router_forms, router_input, safe_form
 from coattn.hf.fuse.forms import act_of, is_plain_linear, norm_of, replaced, rotary_form, same, weight_of
@@ -156,7 +156,7 @@ class Fusion:
         if kind == "layers":
             options = {"position_embeddings": self._angles(device), "attention_mask": None, "position_ids": None}
         # where one of two experts that are as likely comes in, another rounding takes the other
-        draws = DRAWS if any(map(is_experts, module.modules())) else 1
+        draws = DRAWS if any(map(holds_experts, module.modules())) else 1
         return any(
             self._fits(kind, module, form, [[self._random(device, 1, 3, width)]], **options) for _ in range(draws)
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from coattn.hf.attention import attention_forward
-from coattn.hf.experts import is_experts
+from coattn.hf.experts import holds_experts
 from coattn.hf.fuse.experts import ExpertForm
 from coattn.hf.fuse.forms import Norm, act_of, is_plain_linear, norm_of, weight_of
 from coattn.hf.fuse.siblings import Siblings
@@ -150,7 +150,7 @@ def layer_forms(layer: nn.Module, siblings: dict[nn.Module, list[Siblings]]) -> 
     norms = [None if name is None else norm_of(children[name]) for name in order]
     if any((name is None) != (norm is None) for name, norm in zip(order, norms, strict=True)):
         return
-    mixed = any(map(is_experts, mlp.children()))
+    mixed = any(map(holds_experts, mlp.children()))
     gate_up = None if mixed else _gate_up(mlp, siblings)
     if not mixed and gate_up is None:
         return

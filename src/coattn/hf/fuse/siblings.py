@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from coattn.hf.fuse.forms import is_plain_linear, replaced
 from coattn.hf.quantised.module import PackedLinear
 from coattn.kernels.linear import linear
-from coattn.kernels.quantise.weights import Packed, can_join, join_packed
+from coattn.kernels.quantise.weights import TENSORS, Packed, can_join, join_packed
 
 NAMES = (
     ("q_proj", "k_proj", "v_proj"),
@@ -58,7 +58,7 @@ class Siblings:
         """The members' weights become their own again."""
         with torch.inference_mode(False), torch.no_grad():
             for member in self.members if self.joined else ():
-                for name in ("weight", "codes", "scales", "zeros"):
+                for name in ("weight", *TENSORS):
                     if (own := member._parameters.get(name)) is not None:
                         own.data = own.data.clone(memory_format=torch.contiguous_format)
 

@@ -1,4 +1,5 @@
-"""A GGUF file as a Transformers folder: config, safetensors, tokenizer, chat template. No code from the file runs."""
+"""A GGUF file as a Transformers folder of numbers, which the embedded model becomes: config, safetensors, tokenizer,
+chat template. No code from the file runs."""
 
 from __future__ import annotations
 
@@ -13,25 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from coattn._version import __version__
 from coattn.errors import ModelError, one_line
-from coattn.hf.converted import Progress, convert_once, silent, stage
-from coattn.hf.gguf.header import GgufFile, read_header
+from coattn.hf.gguf.header import read_header
 from coattn.hf.gguf.tokenizer import read_tokenizer
 from coattn.hf.refusals import quiet
 
 untyped: Any = transformers  # parts of it carry no annotations
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
-
-
-def folder_of(file: GgufFile, dtype: torch.dtype, on_progress: Progress = silent) -> Path:
-    """The model folder that `file` makes, with weights in `dtype`. A minute or two the first time, then at once."""
-
-    def fill(_scratch: Path, folder: Path) -> dict[str, str]:
-        with stage("convert", on_progress):
-            return convert(file.path, folder, dtype, file.name)
-
-    name = f"gguf-{file.sha256[:16]}-{str(dtype).removeprefix('torch.')}"
-    return convert_once(name, file.name, file.sha256, fill)
 
 
 def convert(
@@ -63,12 +52,9 @@ def convert(
                 trust_remote_code=False,
                 **options,
             )
-            positions = getattr(model.config, "max_position_embeddings", None)
-            if positions:
-                tokenizer.model_max_length = int(positions)
             if end_token is not None:
                 tokenizer.eos_token = tokenizer.pad_token = end_token
-            _name_ends(model, tokenizer, header if end_token is None else {})
+            name_ends(model, tokenizer, header if end_token is None else {})
             model.config.name_or_path = name
             model.save_pretrained(folder)
             if named_dtype is not None:
@@ -87,8 +73,11 @@ def convert(
     return {"coattn": __version__, **{package: version(package) for package in PACKAGES}}
 
 
-def _name_ends(model: Any, tokenizer: Any, header: dict[str, Any]) -> None:
-    """The file's own markers: its end token, and the one that ends a turn where that is another."""
+def name_ends(model: Any, tokenizer: Any, header: dict[str, Any]) -> None:
+    """The file's own markers: its end token, and the one that ends a turn where that is another; and the length of a
+    text, which the tokenizer is told."""
+    if positions := getattr(model.config, "max_position_embeddings", None):
+        tokenizer.model_max_length = int(positions)
     ends = [header.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     known = list(dict.fromkeys(end for end in ends if isinstance(end, int))) or [tokenizer.eos_token_id]
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PACKED = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")
-"""Quantisations that coattn reads itself and keeps packed, but of experts."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+PACKED = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "bitsandbytes", "gguf")
+"""Quantisations that coattn reads itself and keeps packed."""
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Of compressed-tensors."""
 
@@ -19,13 +18,18 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_packed(config: Mapping[str, Any]) -> bool:
     """Whether coattn reads the weights itself and keeps them packed."""
-    text = {**config, **(config.get("text_config") or {})}
-    return quantisation(config).get("quant_method") in PACKED and not any(text.get(key) for key in EXPERTS)
+    return quantisation(config).get("quant_method") in PACKED
 
 
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
     """In how many bits, and in which groups they have scales; as far as config.json says."""
     found = quantisation(config)
+    if found["quant_method"] == "gguf":
+        return ", ".join(found["types"]) or "numbers", "groups of 16 or 32"
+    if found["quant_method"] == "mxfp4":
+        return "fp4", "groups of 32"
+    if found["quant_method"] == "bitsandbytes":
+        return ("int8", "rows") if found.get("load_in_8bit") else ("nf4", "groups of 64")
     weights = next(iter(_weights(found)), {})
     bits = found.get("bits") or weights.get("num_bits") or (4 if found["quant_method"] == "awq" else 8)
     is_float = "fp8" in found["quant_method"] or weights.get("type") == "float"
@@ -40,6 +44,9 @@ def refuse_packed(quantised: Mapping[str, Any]) -> str | None:
     method, bits = quantised["quant_method"], quantised.get("bits", 4)
     if method == "awq" and (bits != 4 or str(quantised.get("version", "gemm")).lower() != "gemm"):
         return f"{bits} bits in version {quantised.get('version', 'gemm')!r}"
+    if method == "bitsandbytes" and not quantised.get("load_in_8bit"):
+        kind = quantised.get("bnb_4bit_quant_type", "fp4")
+        return None if kind == "nf4" else f"4 bits of type {kind!r}"
     if method == "gptq":
         layout = quantised.get("checkpoint_format") or "gptq"
         return None if bits in (4, 8) and layout in ("gptq", "gptq_v2") else f"{bits} bits in format {layout!r}"

@@ -6,16 +6,20 @@ call with tensors without memory tells before anything is read whether a file is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coattn.kernels.quantise.weights import Packed, pack
+from coattn.errors import UnsupportedError
+from coattn.kernels.quantise.weights import LEAST_SPAN, TABLES, Packed, can_join, pack
 
 Tensors = Mapping[str, Tensor]
+NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
+"""What else bitsandbytes says of a matrix: JSON in bytes."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Of the eight codes in a word of AWQ, which one is that of each column."""
 
@@ -32,6 +36,8 @@ class Format(NamedTuple):
     """Tensors that a layer need not have."""
     read: Callable[[Tensors, int, int], Packed]
     """Of a layer's tensors, and its outputs and inputs."""
+    joint: str = "."
+    """Between the names of the layer and of its tensors."""
 
 
 def formats_of(quantised: Mapping[str, Any]) -> list[Format]:
@@ -48,6 +54,13 @@ def formats_of(quantised: Mapping[str, Any]) -> list[Format]:
     if method == "fp8":
         read = partial(read_bytes, scale="weight_scale_inv", block=quantised.get("weight_block_size"))
         return [Format(("weight", "weight_scale_inv"), (), read)]
+    if method == "mxfp4":
+        return []
+    if method == "bitsandbytes":
+        needs = "weight", "weight.absmax", "weight.quant_map", NF4_STATE
+        nested = "weight.nested_absmax", "weight.nested_quant_map"
+        in_8_bits = Format(("weight", "SCB"), (), read_int8_rows)
+        return [in_8_bits if quantised.get("load_in_8bit") else Format(needs, nested, read_nf4)]
     groups = [group.get("weights") or {} for group in (quantised.get("config_groups") or {}).values()]
     block = next((found for weights in groups if (found := weights.get("block_structure"))), None)
     packed = ("weight_packed", "weight_scale")
@@ -86,6 +99,83 @@ def read_pack_quantized(t: Tensors, n: int, k: int) -> Packed:
         _check(t, weight_zero_point=(n // per, groups))
         zeros = fields(t["weight_zero_point"].T, bits)
     return _pack_ints(fields(t["weight_packed"], bits), t["weight_scale"].T, zeros, bits, t.get("weight_g_idx"))
+
+
+def read_nf4(t: Tensors, n: int, k: int) -> Packed:
+    """Of the matrix row by row: two codes to a byte, the first in its high half; blocks of columns with a scale. Scales
+    may be codes themselves, of larger blocks."""
+    pairs, scales, state = t["weight"].reshape(-1), t["weight.absmax"].reshape(-1), t[NF4_STATE]
+    group = n * k // max(1, scales.numel())
+    if pairs.dtype != torch.uint8 or pairs.numel() != n * k // 2:
+        raise MisshapenError("weight")
+    if scales.numel() * group != n * k or k % group or group % LEAST_SPAN:
+        raise MisshapenError("weight.absmax")
+    if scales.dtype == torch.uint8:
+        nested = t.get("weight.nested_absmax"), t.get("weight.nested_quant_map")
+        if nested[0] is None or nested[1] is None or nested[1].numel() != 256:
+            raise MisshapenError("weight.nested_absmax")
+        several, offset = -(-scales.numel() // nested[0].numel()), 0.0
+        if not state.is_meta:
+            said = json.loads(bytes(state.tolist()))
+            several, offset = int(said["nested_blocksize"]), float(said["nested_offset"])
+        wide = nested[0].float().repeat_interleave(several)[: scales.numel()]
+        if len(wide) != scales.numel():
+            raise MisshapenError("weight.nested_absmax")
+        scales = nested[1].float()[scales.int()] * wide + offset
+    numbers = t["weight.quant_map"]
+    if not numbers.is_meta and not torch.equal(numbers.cpu().float(), torch.tensor(TABLES["nf4"])):
+        raise MisshapenError("weight.quant_map")
+    codes = torch.stack([pairs >> 4, pairs & 15], -1).view(n, k)
+    return pack(codes, scales.view(n, -1).T, None, "nf4", group)
+
+
+def read_int8_rows(t: Tensors, n: int, k: int) -> Packed:
+    """int8, and of each row what 127 stands for."""
+    _check(t, weight=(n, k), SCB=(n,))
+    if t["weight"].dtype != torch.int8:
+        raise MisshapenError("weight")
+    return pack(t["weight"], (t["SCB"].float() / 127)[None], None, "int8", k)
+
+
+def read_mxfp4(t: Tensors, n: int, k: int) -> Packed:
+    """Of all experts: blocks of 32 codes `[experts, n, blocks, 16]`, the first in the low half of a byte, the second in
+    its high half; and their exponents."""
+    experts = t["blocks"].shape[0]
+    _check(t, blocks=(experts, n, k // 32, 16), scales=(experts, n, k // 32))
+    if k % 32 or any(x.dtype != torch.uint8 for x in t.values()):
+        raise MisshapenError("blocks")
+    pairs = t["blocks"]
+    codes = torch.stack([pairs & 15, pairs >> 4], -1).view(experts * n, k)
+    both = pack(codes, t["scales"].view(experts * n, -1).T, None, "fp4", 32)
+    return each_of(both, experts)
+
+
+MXFP4 = Format(("blocks", "scales"), (), read_mxfp4, "_")
+"""Of all experts of a layer; other layers are numbers."""
+
+
+def each_of(weight: Packed, count: int) -> Packed:
+    """A matrix as so many over the same input."""
+    n = weight.out_features // count
+    return stack([weight.between(i * n, (i + 1) * n) for i in range(count)])
+
+
+def check_alike(weights: Sequence[Packed]) -> None:
+    """Raises MisshapenError or UnsupportedError for matrices that cannot be one."""
+    if any(each.order is not None for each in weights):
+        raise UnsupportedError(
+            "The experts have columns that are sorted, each in its own way (desc_act), which coattn does not read.",
+            "Choose a checkpoint without desc_act.",
+        )
+    if not can_join(weights):
+        raise MisshapenError("scales")
+
+
+def stack(weights: Sequence[Packed]) -> Packed:
+    """Matrices of the same shape, stored alike, as the experts of one module."""
+    check_alike(weights)
+    found: dict[str, Any] = {name: torch.stack([getattr(x, name) for x in weights]) for name in weights[0].tensors}
+    return weights[0]._replace(**found)
 
 
 def read_bytes(t: Tensors, n: int, k: int, scale: str = "weight_scale", block: tuple[int, int] | None = None) -> Packed:

@@ -1,7 +1,8 @@
 // Attention of one query token a sequence over pools of single tokens in 8 bits (`quantise/rows.py`), on tensor cores.
 //
-// Keys and values are the left operands: a thread loads 16 bytes of a key, which are its channels of four products, and an
-// eighth of the channels of four values, of which it puts two tokens side by side. Which channel or token counts as which is
+// Keys and values are the left operands: a thread loads 16 bytes of a key, which are its channels of four products, as often as
+// that goes, then 4 bytes for each product that is left; and an eighth of the channels of four values, of which it puts two
+// tokens side by side. Which channel or token counts as which is
 // all the same, as long as both operands agree. Bytes become float16 by their bits: 1024 + code is 0x6400 | code. A warp has
 // 16 listed tokens at a time, and the next 16 are on their way; nothing goes through shared memory but the sums at the end.
 //
@@ -10,8 +11,11 @@
 // `attend_near` attends to the window's blocks, which are few and in the model's own numbers: a thread has 32 channels of a
 // token, or of two, then two channels of some values. All that it reads is on its way at once.
 //
-// Constants: WARPS, GROUP query heads a KV head (1 to 8), D channels (64 or 128), BLOCK tokens a block, F16 (0: bfloat16),
-// CAP, WINDOW tokens of a program, PIECES of a pool at most, COLD.
+// Several programs share a KV head of more than 8 query heads, and with them what they read: to all that follows, each one's query
+// heads are a group, and its part of a KV head is a head.
+//
+// Constants: WARPS, GROUP query heads of a program (1 to 8), SHARE programs that share a KV head, D channels (a multiple of 16,
+// from 64 to 256), BLOCK tokens a block, F16 (0: bfloat16), CAP, WINDOW tokens of a program, PIECES of a pool at most, COLD.
 
 #include "half.cuh"
 
@@ -21,9 +25,11 @@ typedef long long i64;
 #endif
 
 constexpr int TILE = 16;
-constexpr int PARTS = D / 64;  // pieces of 16 bytes of a key that a thread has
-constexpr int TURNS = D / 16;  // products over 16 channels of a key
-constexpr int OWN = D / 8;     // channels of a value that a thread has
+constexpr int TURNS = D / 16;      // products over 16 channels of a key
+constexpr int WHOLE = D / 64 * 4;  // of those, whose channels come in pieces of 16 bytes
+constexpr int WORDS = D / 8 / 4;   // numbers of 4 bytes of a value that a thread has
+constexpr bool PAIR = D / 8 % 4;   // and two bytes more
+constexpr bool TWICE = D <= 128;   // registers have room for the rows that are attended and the next ones
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float MOST = 4.f;    // powers of two that a score may be above what counts as highest
 constexpr float LIFT = 256.f;  // of weights in float16, whose smallest number is 2^-24
@@ -61,42 +67,65 @@ __device__ __forceinline__ u32 turned(u32 x) {
   return y;
 }
 
+// A thread's first channel of four in product i over keys, and of two in product i over values.
+__device__ __forceinline__ int key_channel(int i, int t) {
+  return i < WHOLE ? i / 4 * 64 + t * 16 + i % 4 * 4 : WHOLE * 16 + t * (TURNS - WHOLE) * 4 + (i - WHOLE) * 4;
+}
+__device__ __forceinline__ int value_channel(int i, int g) {
+  return i < 2 * WORDS ? g * 4 * WORDS + 2 * i : 32 * WORDS + 2 * g;
+}
+
 struct Rows {
-  uint4 k[2][PARTS];
-  u32 v[4][OWN / 4];
+  alignas(16) u32 k[2][TURNS];
+  alignas(16) u32 v[4][WORDS + PAIR];
   float k_scale[2], v_scale[2];
 };
 
 // Lane i has the place of token i % 16. A thread has tokens `token` and `token + 2` of keys, and four of values.
-__device__ __forceinline__ void load(Rows& to, const unsigned char* keys, const unsigned char* values,
-                                     const unsigned short* scales, int places, int place, int token,
-                                     int lane) {
+__device__ __forceinline__ void load_keys(Rows& to, const unsigned char* keys, const unsigned short* scales,
+                                          int place, int token, int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int at = __shfl_sync(0xffffffff, place, token + 2 * i);
-    const unsigned char* const own = keys + (u32)at * D + lane % 4 * 16;
+    const unsigned char* const own = keys + (u32)at * D;
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) to.k[i][p] = __ldcs((const uint4*)(own + p * 64));
+    for (int w = 0; w < WHOLE; w += 4)
+      *(uint4*)&to.k[i][w] = __ldcs((const uint4*)(own + key_channel(w, lane % 4)));
+#pragma unroll
+    for (int w = WHOLE; w < TURNS; ++w) to.k[i][w] = __ldcs((const u32*)(own + key_channel(w, lane % 4)));
     to.k_scale[i] = from_half(scales[at]);
-    to.v_scale[i] = from_half(scales[places + at]);
   }
+}
+__device__ __forceinline__ void load_values(Rows& to, const unsigned char* values,
+                                            const unsigned short* scales, int place, int token, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    to.v_scale[i] = from_half(scales[__shfl_sync(0xffffffff, place, token + 2 * i)]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int at = __shfl_sync(0xffffffff, place, lane % 4 * 4 + i);
-    const unsigned char* const own = values + (u32)at * D + lane / 4 * OWN;
-    if (OWN == 16) {
-      *(uint4*)to.v[i] = __ldcs((const uint4*)own);
-    } else {
-      *(uint2*)to.v[i] = __ldcs((const uint2*)own);
+    const unsigned char* const own = values + (u32)__shfl_sync(0xffffffff, place, lane % 4 * 4 + i) * D;
+    const unsigned char* const from = own + value_channel(0, lane / 4);
+    constexpr int STEP = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
+#pragma unroll
+    for (int w = 0; w < WORDS; w += STEP) {
+      if (STEP == 4)
+        *(uint4*)&to.v[i][w] = __ldcs((const uint4*)(from + 4 * w));
+      else if (STEP == 2)
+        *(uint2*)&to.v[i][w] = __ldcs((const uint2*)(from + 4 * w));
+      else
+        to.v[i][w] = __ldcs((const u32*)(from + 4 * w));
     }
+    if (PAIR) to.v[i][WORDS] = __ldcs((const unsigned short*)(own + value_channel(2 * WORDS, lane / 4)));
   }
 }
 
 constexpr int THREADS = WARPS * 32;
-constexpr int SIDES = D / 32;                          // threads that share a token of the window
+constexpr int SIDES = D <= 64 ? 2 : D <= 128 ? 4 : 8;  // threads that share a token of the window
+constexpr int WIDE = SIDES * 32;                       // channels that they have room for
 constexpr int ROUNDS = WINDOW * SIDES / THREADS;       // tokens of a thread
 constexpr int PAIRS = D / 2, TEAMS = THREADS / PAIRS;  // threads that have two channels, and how often
 static_assert(ROUNDS * THREADS == WINDOW * SIDES, "every thread has as many tokens");
+static_assert(TEAMS > 0, "there are threads for all channels");
 
 // blocks, list [rows, ..], tokens [rows]: the window's. out [rows, pieces, heads * GROUP, D], lse [rows, pieces, heads *
 // GROUP]: the first pieces are the window's, of at most WINDOW tokens, one program each, for a KV head and row.
@@ -105,9 +134,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 const int* __restrict__ tokens, float* __restrict__ out, float* __restrict__ lse, float scale,
                 float softcap, int pieces, i64 q_seq, i64 q_head, i64 block_stride, i64 head_stride,
                 i64 value_stride, i64 list_seq) {
-  alignas(16) __shared__ float query[GROUP][D];
+  alignas(16) __shared__ float query[GROUP][WIDE];
   alignas(16) __shared__ float weights[WINDOW][8];
-  alignas(16) __shared__ Number values[WINDOW][D];
+  alignas(16) __shared__ Number values[WINDOW][WIDE];
   __shared__ float sums[TEAMS][GROUP][D], totals[GROUP];
   const int head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const int me = threadIdx.x, lane = me % 32, warp = me / 32, side = me % SIDES;
@@ -123,18 +152,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int i = 0; i < 4; ++i) k[r][i] = v[r][i] = make_uint4(0, 0, 0, 0);
     if (number < count) {
-      const Number* const from = blocks + head * head_stride +
+      const Number* const from = blocks + head / SHARE * head_stride +
                                  list[row * list_seq + token / BLOCK] * block_stride + token % BLOCK * D +
                                  side * 8;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (D < WIDE && (i * SIDES + side) * 8 >= D) break;
         k[r][i] = *(const uint4*)(from + i * SIDES * 8);
         v[r][i] = *(const uint4*)(from + value_stride + i * SIDES * 8);
       }
     }
   }
   q += row * q_seq + (i64)head * GROUP * q_head;
-  for (int i = me; i < GROUP * D; i += THREADS) query[i / D][i % D] = wide(q[i / D * q_head + i % D]);
+  for (int i = me; i < GROUP * WIDE; i += THREADS)
+    query[i / WIDE][i % WIDE] = i % WIDE < D ? wide(q[i / WIDE * q_head + i % WIDE]) : 0.f;
   __syncthreads();
   float s[ROUNDS][GROUP];
 #pragma unroll
@@ -184,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) acc[g][0] = acc[g][1] = 0.f;
 #pragma unroll 8
-  for (int i = team; i < WINDOW; i += TEAMS) {
+  for (int i = THREADS % PAIRS == 0 || team < TEAMS ? team : WINDOW; i < WINDOW; i += TEAMS) {
     const u32 both = *(const u32*)&values[i][channel];
     const float x = wide((Number)both), y = wide((Number)(both >> 16));
     alignas(16) float w[8];
@@ -194,8 +225,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     for (int g = 0; g < GROUP; ++g)
       acc[g][0] = fmaf(w[g], x, acc[g][0]), acc[g][1] = fmaf(w[g], y, acc[g][1]);
   }
+  if (team < TEAMS)
 #pragma unroll
-  for (int g = 0; g < GROUP; ++g) sums[team][g][channel] = acc[g][0], sums[team][g][channel + 1] = acc[g][1];
+    for (int g = 0; g < GROUP; ++g)
+      sums[team][g][channel] = acc[g][0], sums[team][g][channel + 1] = acc[g][1];
   __syncthreads();
   for (int i = me; i < GROUP * D; i += THREADS) {
     float sum = 0.f;
@@ -240,8 +273,11 @@ __device__ __forceinline__ void attend_tiles(const Pool& pool, PlaceOf place_of,
   // the place of a lane's token; past the end it is any that there is
   auto place_in = [&](int tile) { return tile < last ? place_of(tile * TILE + lane % TILE) : 0; };
   Rows next;
-  int tile = first + warp, ahead = place_in(tile);
-  if (tile < last) load(next, keys, values, scales, places, ahead, token, lane);
+  int tile = first + warp, ahead = place_in(tile), here = ahead;
+  if (tile < last) {
+    load_keys(next, keys, scales, ahead, token, lane);
+    if (TWICE) load_values(next, values, scales + places, ahead, token, lane);
+  }
   ahead = place_in(tile + WARPS);
 
   // the query of head g, in which the channels' spread is: 16 channels a part
@@ -252,20 +288,16 @@ __device__ __forceinline__ void attend_tiles(const Pool& pool, PlaceOf place_of,
     float most = 0.f;
     const Number* const asked = q + (g < GROUP ? g : 0) * q_head;
 #pragma unroll
-    for (int i = 0; i < D / 4; i += 8) {
-      const int channel = i / 16 * 64 + t * 16 + i % 16;
-      const uint4 eight = *(const uint4*)(asked + channel);
+    for (int i = 0; i < TURNS; ++i) {
+      const int channel = key_channel(i, t);
+      const uint2 four = *(const uint2*)(asked + channel);
+      const float4 less = *(const float4*)(middle + channel), over = *(const float4*)(spread + channel);
 #pragma unroll
-      for (int j = 0; j < 8; j += 4) {
-        const float4 less = *(const float4*)(middle + channel + j);
-        const float4 over = *(const float4*)(spread + channel + j);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const float given = g < GROUP ? wide(((const Number*)&eight)[j + k]) : 0.f;
-          shift += given * ((const float*)&less)[k];
-          x[i + j + k] = given * ((const float*)&over)[k];
-          most = fmaxf(most, fabsf(x[i + j + k]));
-        }
+      for (int k = 0; k < 4; ++k) {
+        const float given = g < GROUP ? wide(((const Number*)&four)[k]) : 0.f;
+        shift += given * ((const float*)&less)[k];
+        x[4 * i + k] = given * ((const float*)&over)[k];
+        most = fmaxf(most, fabsf(x[4 * i + k]));
       }
     }
     for (int i = 1; i < 4; i *= 2) {
@@ -295,23 +327,27 @@ __device__ __forceinline__ void attend_tiles(const Pool& pool, PlaceOf place_of,
     for (int j = 0; j < 4; ++j) acc[i][j] = 0.f;
 
   for (; tile < last; tile += WARPS) {
-    const Rows now = next;
-    if (tile + WARPS < last) load(next, keys, values, scales, places, ahead, token, lane);
-    ahead = place_in(tile + 2 * WARPS);
+    Rows now = next;
+    // values come while keys are scored, the next keys while values are added up
+    if (!TWICE) load_values(now, values, scales + places, here, token, lane);
+    if (TWICE && tile + WARPS < last) {
+      load_keys(next, keys, scales, ahead, token, lane);
+      load_values(next, values, scales + places, ahead, token, lane);
+    }
     float s[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-      const u32* const a = (const u32*)&now.k[0][p];
-      const u32* const b = (const u32*)&now.k[1][p];
-#pragma unroll
-      for (int w = 0; w < 4; ++w)
-        multiply16(s, numbers(a[w], LOW), numbers(b[w], LOW), numbers(a[w], HIGH), numbers(b[w], HIGH),
-                   query[4 * p + w][0], query[4 * p + w][1]);
+    for (int w = 0; w < TURNS; ++w) {
+      const u32 a = now.k[0][w], b = now.k[1][w];
+      multiply16(s, numbers(a, LOW), numbers(b, LOW), numbers(a, HIGH), numbers(b, HIGH), query[w][0],
+                 query[w][1]);
     }
+    const float k_scale[2] = {now.k_scale[0], now.k_scale[1]};
+    if (!TWICE && tile + WARPS < last) load_keys(next, keys, scales, ahead, token, lane);
+    here = ahead, ahead = place_in(tile + 2 * WARPS);
     bool higher = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[i] = s[i] * now.k_scale[i / 2] * times[i % 2] + plus[i % 2];
+      s[i] = s[i] * k_scale[i / 2] * times[i % 2] + plus[i % 2];
       if (CAP) s[i] = softcap * tanhf(s[i] / softcap) * LOG2E;
       if (tile * TILE + token + i / 2 * 2 >= n) s[i] = -INFINITY;
       higher |= s[i] > top[i % 2] + MOST;
@@ -354,7 +390,7 @@ __device__ __forceinline__ void attend_tiles(const Pool& pool, PlaceOf place_of,
   for (int i = 0; i < TURNS; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int channel = g * OWN + 2 * i + j / 2;
+      const int channel = value_channel(i, g) + j / 2;
       if (2 * t + j % 2 < GROUP) sums[warp][2 * t + j % 2][channel] = acc[i][j];
     }
   __syncthreads();
@@ -391,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const i64 to = ((i64)row * pieces + pieces - splits + blockIdx.x) * heads * GROUP + head * GROUP;
   const int slot = seq[row];
-  const i64 own = (i64)slot * heads + head;
+  const i64 own = (i64)slot * (heads / SHARE) + head / SHARE;
   const int n = count[own];
   heard += (i64)slot * PIECES * heads * GROUP + head * GROUP;
   if ((int)blockIdx.x == splits - 1)
@@ -419,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int parts = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z,
             lane = threadIdx.x % 32;
   const i64 to = ((i64)row * pieces + before + blockIdx.x) * heads * GROUP + head * GROUP;
-  const i64 line = (i64)row * heads + head;
+  const i64 line = (i64)row * (heads / SHARE) + head / SHARE;
   // lane i has where the tokens of split i end among all
   const int here = lane < splits ? count[(line * splits + lane) * 3 + 2] : 0;
   int end = here;
@@ -436,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     return;
   }
   const int all = tokens[row], each = ((all + look - 1) / look + splits - 1) / splits * look;
-  const i64 own = (i64)seq[row] * heads + head;
+  const i64 own = (i64)seq[row] * (heads / SHARE) + head / SHARE;
   ids += line * n;
   place_of += own * most;
   // all lanes of a warp ask at once

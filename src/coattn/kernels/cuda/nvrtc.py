@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
+import os
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coattn.folders import cache_dir
+
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 """Sources, and the headers that they may include."""
+Defines = tuple[tuple[str, Any], ...]
+"""Constants of a source, by name."""
+Form = tuple[str, Defines]
+"""A file and its constants."""
+DIGEST_BYTES = 32
+"""In front of machine code that is kept: its SHA-256."""
+MOST_THREADS = 16
+"""That compile at a time."""
+counts: Counter[str] = Counter()
+"""Of this process: how often machine code was `compiled`, and `read` from the cache folder."""
 _PROGRAMMATIC_SERIALIZATION = 6
 """The driver's number of the attribute by which a kernel may start before the one in front of it has ended."""
 
@@ -89,12 +108,60 @@ def compile_cubin(source: str, defines: dict[str, Any], arch: str) -> bytes:
     return code.raw
 
 
-class Module:
-    """The kernels of one source with some constants, loaded on one device. Lives as long as the process."""
+@cache
+def _version() -> tuple[int, int]:
+    """Of the compiler."""
+    nvrtc, major, minor = library(), ctypes.c_int(), ctypes.c_int()
+    if nvrtc is not None:
+        _check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
-    def __init__(self, source: str, defines: dict[str, Any], device: torch.device) -> None:
-        major, minor = torch.cuda.get_device_capability(device)
-        code = compile_cubin(source, defines, f"sm_{major}{minor}")
+
+@cache
+def cubin(file: str, defines: Defines, arch: str) -> bytes:
+    """Machine code of a file beside this one, made once for each set of constants, kind of GPU and compiler.
+
+    It is kept in coattn's cache folder. A file there that is damaged is made anew; where nothing can be written,
+    nothing is kept.
+    """
+    source = (FOLDER / file).read_text()
+    parts = (source, *(path.read_text() for path in sorted(FOLDER.glob("*.cuh"))), str(defines), str(_version()))
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    path = cache_dir() / "kernels" / arch / f"{Path(file).stem}-{name[:32]}.cubin"
+    with suppress(OSError):
+        kept = path.read_bytes()
+        if hashlib.sha256(kept[DIGEST_BYTES:]).digest() == kept[:DIGEST_BYTES]:
+            counts["read"] += 1
+            return kept[DIGEST_BYTES:]
+    code = compile_cubin(source, dict(defines), arch)
+    counts["compiled"] += 1
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            part.write(hashlib.sha256(code).digest() + code)
+        os.replace(part.name, path)  # others find all of it, or nothing
+    except OSError as error:
+        log.debug("compiled kernels are not kept: %s", error)
+    return code
+
+
+def arch_of(device: torch.device) -> str:
+    """Of a GPU, as the compiler calls it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def compile_all(forms: Iterable[Form], arch: str) -> None:
+    """Machine code of these, side by side: each takes a processor a second."""
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        list(pool.map(lambda form: cubin(*form, arch), forms))
+
+
+class Module:
+    """The kernels of a file with some constants, loaded on one device. Lives as long as the process."""
+
+    def __init__(self, file: str, defines: Defines, device: torch.device) -> None:
+        code = cubin(file, defines, arch_of(device))
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._module = ctypes.c_void_p()
         torch.cuda.current_stream(device)  # the context of PyTorch is current from here on
@@ -129,9 +196,9 @@ class Module:
 
 
 @cache
-def module(file: str, defines: tuple[tuple[str, Any], ...], device: torch.device) -> Module:
-    """The kernels of a file beside this one, compiled once for each set of constants."""
-    return Module((FOLDER / file).read_text(), dict(defines), device)
+def module(file: str, defines: Defines, device: torch.device) -> Module:
+    """The kernels of a file beside this one, loaded once for each set of constants."""
+    return Module(file, defines, device)
 
 
 def _value(arg: Any) -> Any:

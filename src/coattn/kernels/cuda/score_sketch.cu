@@ -4,7 +4,8 @@
 // out of every byte of its words: four numbers from 0 to 3, as they are, make a register of the A operand of m16n8k32 over
 // bytes, in which pair i counts 4^i. What the lower planes are worth to the query heads of a KV head is the B operand, in 8
 // bits with a step that is 4^i smaller, so that the products of all pairs of a kind are counted alike. Pairs are ordered by
-// what they are worth, so 8 bits are enough. 16 keys x 32 pairs are scored against up to 8 query heads by one instruction.
+// what they are worth, so 8 bits are enough. 16 keys x 32 pairs are scored against up to 8 query heads by one instruction; a
+// KV head of more has several.
 //
 // Sums start at 1.5 * 2^23 as a float's bits: adding to those bits adds to the float.
 //
@@ -12,9 +13,10 @@
 // reach: so they are added up as they come. Of a token only the highest score of its group is written, 16 bits.
 // Choosing, which needs all of them beside bounds that are known by then, scores the few tokens again that may reach one.
 //
-// Constants: WARPS, WORDS (4 or 8), GROUP query heads a KV head (1 to 8), BLOCK tokens a block (a multiple of 16), CHUNK
+// Constants: WARPS, WORDS (a multiple of 4), GROUP query heads a KV head (1 to 16), BLOCK tokens a block (a multiple of 16), CHUNK
 // tokens a warp (a multiple of 32, whole blocks, at most 32), AHEAD pieces of keys on their way, THREADS of a
-// program that chooses, EACH tokens of one at a time, FRESH, COLD, PIECES of a pool at most, D channels, F16 (0: bfloat16), CAP.
+// program that chooses, EACH tokens of one at a time, FRESH, COLD, PIECES of a pool at most, D channels (a multiple of 16), F16 (0:
+// bfloat16), CAP.
 
 #include "half.cuh"
 
@@ -24,11 +26,13 @@ typedef long long i64;
 #endif
 
 constexpr int PLANES = WORDS * 32;
-constexpr int OWN = WORDS / 4;  // words of a thread
-constexpr int TURNS =
-    WORDS / 2;  // products over 32 pairs of planes each; WORDS == 4: pairs i and i + 2 in one
-constexpr int KINDS = WORDS / 4;  // of steps
-constexpr int TILE = 32;          // tokens of a warp at a time
+constexpr int OWN = WORDS / 4;               // words of a thread
+constexpr int TURNS = WORDS / 2;             // products over 32 pairs of planes each
+constexpr int KINDS = OWN > 1 ? 2 : 1;       // of steps
+constexpr int EIGHTS = (GROUP + 7) / 8;      // products for all query heads of a group
+constexpr int LINE = 8 * EIGHTS;             // numbers of a group in tables
+constexpr bool LIGHT = WORDS * EIGHTS <= 8;  // few registers are enough
+constexpr int TILE = 32;                     // tokens of a warp at a time
 constexpr u32 START = 0x4b400000;
 constexpr float SHIFT = 12582912.f;
 constexpr float LOG2E = 1.4426950408889634f;
@@ -36,9 +40,10 @@ constexpr float NOTHING = -60000.f;  // the score of a head that is not there
 constexpr u32 NOWHERE = 1 << 15;     // places are less, or there is none
 
 // Which pair of planes, by its lower one, stands in byte b of the operand of thread t: of its first or second half, in
-// turn i.
+// turn i. Two words of a thread take four turns, a half each; one that is left over takes two: its pairs i and i + 2 are the halves.
 __device__ __forceinline__ int plane_of(int t, int half, int b, int i) {
-  return WORDS == 4 ? 32 * t + 8 * b + 2 * i + 4 * half : 32 * (2 * t + half) + 8 * b + 2 * i;
+  const int word = i / 4 * 2, first = 32 * (t * OWN + word) + 8 * b + i % 4 * 2;
+  return first + (word + 1 < OWN ? 32 : 4) * half;
 }
 
 // Into L2, for later.
@@ -46,8 +51,8 @@ __device__ __forceinline__ void prefetch(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-// What every pair is worth to each query head, as operands: bq [rows, heads, TURNS, 2, 32]; the steps, scales
-// [rows, heads, 8, KINDS]; what a key without planes scores, rest [rows, heads, 8]; guess, like it: about what all tokens
+// What every pair is worth to each query head, as operands: bq [rows, heads, EIGHTS, TURNS, 2, 32]; the steps, scales
+// [rows, heads, LINE, KINDS]; what a key without planes scores, rest [rows, heads, LINE]; guess, like it: about what all tokens
 // weigh, if planes are set by chance; base: as far above it as the last bound was, above [slots, heads * GROUP]; off, like
 // guess: how much more a pool weighed in the last step, heard [slots, PIECES, heads * GROUP], than was estimated, told [slots,
 // heads * GROUP]. One program a row and KV head.
@@ -58,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(PLANES)
                  float* __restrict__ guess, float* __restrict__ off, const float* __restrict__ above,
                  const float* __restrict__ told, const float* __restrict__ heard, float scale, float softcap,
                  i64 q_seq, i64 q_head) {
-  __shared__ float products[8][PLANES + 8];
-  __shared__ signed char codes[8][PLANES];
+  __shared__ float products[LINE][PLANES + 8];
+  __shared__ signed char codes[LINE][PLANES];
   __shared__ int top[GROUP][KINDS];
   __shared__ float moments[2][GROUP][PLANES / 32];
   const int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y, p = threadIdx.x;
@@ -69,45 +74,71 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   for (int i = p; i < GROUP * KINDS; i += PLANES) top[i / KINDS][i % KINDS] = 0;
   {
     // 32 planes a warp; eight channels of a plane and of a head to a lane: which channels they are is all the same, as
-    // long as they are the same ones
-    uint4 planes[D / 32][4], query[D / 32];
+    // long as they are the same ones. Channels come in parts that registers have room for
+    constexpr int PARTS = (D + 31) / 32, PART = PARTS < 4 ? PARTS : 4;
     const Number* const from = worth + ((i64)head * PLANES + p / 32 * 32 + g8) * D + t * 8;
+    float c[2][EIGHTS][4];
 #pragma unroll
-    for (int k = 0; k < D / 32; ++k)
+    for (int i = 0; i < 2 * EIGHTS * 4; ++i) ((float*)c)[i] = 0.f;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) planes[k][i] = __ldg((const uint4*)(from + i * 8 * D + k * 32));
+    for (int first = 0; first < PARTS; first += PART) {
+      uint4 planes[PART][4];
+      auto there = [&](int k) { return first + k < PARTS && (D % 32 == 0 || (first + k) * 32 + t * 8 < D); };
+#pragma unroll
+      for (int k = 0; k < PART; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          planes[k][i] =
+              there(k) ? __ldg((const uint4*)(from + i * 8 * D + (first + k) * 32)) : make_uint4(0, 0, 0, 0);
 #if __CUDA_ARCH__ >= 900
-    // nobody has read these since the last step
-    if (p < PIECES) prefetch(heard + ((i64)seq[row] * PIECES + p) * heads * GROUP + head * GROUP);
-    if (p < D / 8) prefetch(lowest + head * D + p * 8);
-    if (p == 0) prefetch(above + slot * GROUP), prefetch(told + slot * GROUP);
-    // what planes are worth is older than the kernel in front, the query is not: it is read from L2, since lines of L1
-    // may be of before the wait
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-#pragma unroll
-    for (int k = 0; k < D / 32; ++k)
-      query[k] =
-          g8 < GROUP ? __ldcg((const uint4*)(own + g8 * q_head + k * 32 + t * 8)) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      float c[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-      for (int k = 0; k < D / 32; ++k) {
-        const uint4 x = planes[k][2 * tile], y = planes[k][2 * tile + 1], z = query[k];
-        multiply(c, x.x, y.x, x.y, y.y, z.x, z.y);
-        multiply(c, x.z, y.z, x.w, y.w, z.z, z.w);
+      if (first == 0) {
+        // nobody has read these since the last step
+        if (p < PIECES) prefetch(heard + ((i64)seq[row] * PIECES + p) * heads * GROUP + head * GROUP);
+        if (p < D / 8) prefetch(lowest + head * D + p * 8);
+        if (p == 0) prefetch(above + slot * GROUP), prefetch(told + slot * GROUP);
+        if (D > 128)
+          for (int i = 0; i < 4; ++i) prefetch(from + i * 8 * D + 128 + t * ((D - 128) / 4 - 8));
+        // what planes are worth is older than the kernel in front, the query is not: it is read from L2, since lines of
+        // L1 may be of before the wait
+        asm volatile("griddepcontrol.wait;" ::: "memory");
       }
+#endif
+      uint4 query[EIGHTS][PART];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        products[2 * t + i % 2][p / 32 * 32 + tile * 16 + i / 2 * 8 + g8] = c[i] * scale;
+      for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+        for (int k = 0; k < PART; ++k) {
+          const int g = e * 8 + g8;
+          query[e][k] = g < GROUP && there(k)
+                            ? __ldcg((const uint4*)(own + g * q_head + (first + k) * 32 + t * 8))
+                            : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+      for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+        for (int k = 0; k < PART; ++k) {
+          const uint4 z = query[e][k];
+#pragma unroll
+          for (int tile = 0; tile < 2; ++tile) {
+            const uint4 x = planes[k][2 * tile], y = planes[k][2 * tile + 1];
+            multiply(c[tile][e], x.x, y.x, x.y, y.y, z.x, z.y);
+            multiply(c[tile][e], x.z, y.z, x.w, y.w, z.z, z.w);
+          }
+        }
     }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+      for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          products[e * 8 + 2 * t + i % 2][p / 32 * 32 + tile * 16 + i / 2 * 8 + g8] = c[tile][e][i] * scale;
   }
   __syncthreads();
   float found[GROUP];
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) found[g] = products[g][p];
-  const int bit = p % 8, kind = WORDS == 4 ? 0 : bit / 4;
+  const int bit = p % 8, kind = OWN % 2 && p / 32 % OWN == OWN - 1 ? 0 : bit / 4;
   const float small = 1.f / (1 << bit % 4);
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
@@ -124,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
   __syncthreads();
 #pragma unroll
-  for (int g = 0; g < 8; ++g) {
+  for (int g = 0; g < LINE; ++g) {
     float code = 0.f;
     if (g < GROUP) {
       const float most = __int_as_float(top[g][kind]);
@@ -134,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
   }
   if (p < GROUP * KINDS) {
     const int g = p / KINDS, k = p % KINDS;
-    scales[(line * 8 + g) * KINDS + k] = __int_as_float(top[g][k]) / 127.f / (k ? 16.f : 1.f);
+    scales[(line * LINE + g) * KINDS + k] = __int_as_float(top[g][k]) / 127.f / (k ? 16.f : 1.f);
   }
   for (int g = p / 32; g < GROUP; g += PLANES / 32) {
     float sum = 0.f, parts[PIECES / 32], high = -INFINITY, all = 0.f;
@@ -151,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(PLANES)
       sum += wide(__ldcg(own + g * q_head + i)) * scale * lowest[head * D + i];
     for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
     if (p % 32 == 0) {
-      rest[line * 8 + g] = sum;
+      rest[line * LINE + g] = sum;
       float one = 0.f, two = 0.f;
       for (int i = 0; i < PLANES / 32; ++i) one += moments[0][g][i], two += moments[1][g][i];
       // the logarithm of the mean of a Gaussian's powers; past a few deviations there are no tokens for it
@@ -161,15 +192,15 @@ extern "C" __global__ void __launch_bounds__(PLANES)
       const float more = high + __logf(all) - told[slot * GROUP + g];
       off[line * GROUP + g] = fabsf(more) < 1e30f ? more : 0.f;
       guess[line * GROUP + g] = own;
-      base[line * 8 + g] = own + (fabsf(known) < 1e30f ? known : 0.f);
+      base[line * LINE + g] = own + (fabsf(known) < 1e30f ? known : 0.f);
     }
   }
   __syncthreads();
-  for (int i = p; i < TURNS * 64; i += PLANES) {
-    const int half = i / 32 % 2, turn = i / 64;
+  for (int i = p; i < EIGHTS * TURNS * 64; i += PLANES) {
+    const int half = i / 32 % 2, turn = i / 64 % TURNS, g = i / 64 / TURNS * 8 + g8;
     u32 word = 0;
-    for (int b = 0; b < 4; ++b) word |= (u32)(unsigned char)codes[g8][plane_of(t, half, b, turn)] << 8 * b;
-    bq[line * TURNS * 64 + i] = word;
+    for (int b = 0; b < 4; ++b) word |= (u32)(unsigned char)codes[g][plane_of(t, half, b, turn)] << 8 * b;
+    bq[line * EIGHTS * TURNS * 64 + i] = word;
   }
 }
 
@@ -192,61 +223,82 @@ __device__ __forceinline__ u32 higher(u32 x, u32 y) {
   return z;
 }
 
-// What a lane has to know of a query: lane 4 g + t scores tokens for heads 2 t and 2 t + 1.
+// What a lane has to know of a query: lane 4 g + t scores tokens for heads 2 t and 2 t + 1 of each eight, its *own* heads.
 struct Query {
-  u32 b[TURNS][2];
-  float step[2][KINDS], start[2], base[2], softcap;
+  u32 b[EIGHTS][TURNS][2];
+  float step[2 * EIGHTS][KINDS], start[2 * EIGHTS], base[2 * EIGHTS], softcap;
+
+  // The head of a group that is number c of a lane's own.
+  static __device__ __forceinline__ int head(int lane, int c) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; }
 
   __device__ __forceinline__ Query(const u32* bq, const float* scales, const float* rest, const float* bases,
                                    i64 line, int lane, float cap)
       : softcap(cap) {
 #pragma unroll
-    for (int i = 0; i < TURNS * 2; ++i) b[i / 2][i % 2] = bq[line * TURNS * 64 + i * 32 + lane];
+    for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int own = 2 * (lane % 4) + c;
+      for (int i = 0; i < TURNS * 2; ++i)
+        b[e][i / 2][i % 2] = bq[(line * EIGHTS + e) * TURNS * 64 + i * 32 + lane];
+#pragma unroll
+    for (int c = 0; c < 2 * EIGHTS; ++c) {
+      const int own = head(lane, c);
       const bool real = own < GROUP;
-      base[c] = real ? bases[line * 8 + own] : 0.f;
-      start[c] = !real ? NOTHING : CAP ? rest[line * 8 + own] : (rest[line * 8 + own] - base[c]) * LOG2E;
+      base[c] = real ? bases[line * LINE + own] : 0.f;
+      start[c] = !real ? NOTHING
+                 : CAP ? rest[line * LINE + own]
+                       : (rest[line * LINE + own] - base[c]) * LOG2E;
 #pragma unroll
       for (int k = 0; k < KINDS; ++k) {
-        step[c][k] = real ? scales[(line * 8 + own) * KINDS + k] * (CAP ? 1.f : LOG2E) : 0.f;
+        step[c][k] = real ? scales[(line * LINE + own) * KINDS + k] * (CAP ? 1.f : LOG2E) : 0.f;
         start[c] -= SHIFT * step[c][k];
       }
     }
   }
 
-  // Scores of two tokens, words x and y: out[token][head].
-  __device__ __forceinline__ void score(const u32* x, const u32* y, float (*out)[2]) const {
-    u32 d[KINDS][4];
+  // Scores of two tokens, words x and y: out[token][own head].
+  __device__ __forceinline__ void score(const u32* x, const u32* y, float (*out)[2 * EIGHTS]) const {
+    u32 d[EIGHTS][KINDS][4];
+    auto add = [&](int kind, int turn, u32 a0, u32 a1, u32 a2, u32 a3) {
 #pragma unroll
-    for (int k = 0; k < KINDS; ++k)
+      for (int e = 0; e < EIGHTS; ++e) {
+        u32* const to = d[e][kind];
+        const u32 *const z = b[e][turn], fresh[4] = {START, START, START, START};
+        const u32* const c = turn == 2 * kind ? fresh : to;
+        multiply_bytes(to, a0, a1, a2, a3, z[0], z[1], c[0], c[1], c[2], c[3]);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const int word = i / 4 * 2, bits = i % 4 * 2;
+      const u32 mask = 0x03030303u << bits;
+      if (word + 1 < OWN)
+        add(bits / 4, i, x[word] & mask, y[word] & mask, x[word + 1] & mask, y[word + 1] & mask);
+      else
+        add(0, i, x[word] & mask, y[word] & mask, (x[word] >> 4) & mask, (y[word] >> 4) & mask);
+    }
+#pragma unroll
+    for (int c = 0; c < 2 * EIGHTS; ++c)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const u32 mask = 0x03030303u << (4 * k + 2 * i);
-        const u32 *v = x, *w = y;
-        const u32 a2 = OWN == 2 ? v[OWN - 1] & mask : (v[0] >> 4) & mask;
-        const u32 a3 = OWN == 2 ? w[OWN - 1] & mask : (w[0] >> 4) & mask;
-        const int turn = 2 * k + i;
-        if (i == 0)
-          multiply_bytes(d[k], v[0] & mask, w[0] & mask, a2, a3, b[turn][0], b[turn][1], START, START, START,
-                         START);
-        else
-          multiply_bytes(d[k], v[0] & mask, w[0] & mask, a2, a3, b[turn][0], b[turn][1], d[k][0], d[k][1],
-                         d[k][2], d[k][3]);
-      }
+        float found = start[c];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float found = start[i % 2];
-#pragma unroll
-      for (int k = 0; k < KINDS; ++k) found = fmaf(__uint_as_float(d[k][i]), step[i % 2][k], found);
+        for (int k = 0; k < KINDS; ++k)
+          found = fmaf(__uint_as_float(d[c / 2][k][2 * i + c % 2]), step[c][k], found);
 #if CAP
-      found = found < NOTHING / 2 ? found : (softcap * tanhf(found / softcap) - base[i % 2]) * LOG2E;
+        found = found < NOTHING / 2 ? found : (softcap * tanhf(found / softcap) - base[c]) * LOG2E;
 #endif
-      out[i / 2][i % 2] = found;
-    }
+        out[i][c] = found;
+      }
   }
 };
+
+// The highest of a lane's own heads.
+__device__ __forceinline__ float highest_of(const float* own) {
+  float most = fmaxf(own[0], own[1]);
+#pragma unroll
+  for (int c = 2; c < 2 * EIGHTS; ++c) most = fmaxf(most, own[c]);
+  return most;
+}
 
 template <int N>
 __device__ __forceinline__ void read_words(u32* to, const u32* from) {
@@ -254,7 +306,8 @@ __device__ __forceinline__ void read_words(u32* to, const u32* from) {
     const uint2 v = __ldg((const uint2*)from);
     to[0] = v.x, to[N - 1] = v.y;
   } else {
-    to[0] = __ldg(from);
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = __ldg(from + i);
   }
 }
 
@@ -281,7 +334,7 @@ __device__ __forceinline__ void copies_wait() {
 // and that are. Where the last bound is known, which above [slots, heads * GROUP] says, tokens of the pool that are at
 // most `touch` below it get young, and are cold no more. A warp for each chunk and head, the heads of a chunk side by
 // side: so what they read lies side by side. It comes through shared memory, AHEAD tiles on their way.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, (LIGHT ? 24 : 16) / WARPS)
     score_sketch(const u32* __restrict__ bq, const float* __restrict__ scales, const float* __restrict__ rest,
                  const float* __restrict__ base, const u32* __restrict__ kept, const int* __restrict__ table,
                  const int* __restrict__ tokens, const int* __restrict__ seq, short* __restrict__ place_of,
@@ -334,7 +387,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
   const float young = fabsf(above[pool * GROUP]) < 1e30f ? -touch * LOG2E : INFINITY;
   const int step = clock[pool];
   const u32 first_age = (u32)pool * places;
-  float all[2] = {0.f, 0.f}, out[2] = {0.f, 0.f};
+  float all[2 * EIGHTS], out[2 * EIGHTS];
+#pragma unroll
+  for (int c = 0; c < 2 * EIGHTS; ++c) all[c] = out[c] = 0.f;
   unsigned short* to = best + pool * most + start + mine;
   short* spot = place_of + pool * most + start + mine;
   const unsigned short nothing = (unsigned short)halves(NOTHING, NOTHING);
@@ -355,27 +410,31 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
       const u32 place = ((const unsigned short*)spots[warp][stage])[mine];
       __syncwarp();
       fetch(stage, at + TILE * AHEAD, where + (stage + AHEAD) * TILE);
-      float score[4][2];
+      float score[4][2 * EIGHTS];
       query.score(words[0], words[1], score);
       query.score(words[2], words[3], score + 2);
       if (at + TILE > size) {
         // past the end
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          if (at + 8 * i + g >= size) score[i][0] = score[i][1] = NOTHING;
+          if (at + 8 * i + g >= size)
+#pragma unroll
+            for (int c = 0; c < 2 * EIGHTS; ++c) score[i][c] = NOTHING;
       }
       // bit 4 g + t is of token 8 t + g, so those of tokens g, 8 + g, .. are side by side
       const bool apart = place >= COLD;
       const u32 outside = __ballot_sync(0xffffffff, apart) >> 4 * g;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float one = power(score[i][0]), two = power(score[i][1]);
-        all[0] += one, all[1] += two;
-        if (outside >> i & 1) out[0] += one, out[1] += two;
-      }
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int c = 0; c < 2 * EIGHTS; ++c) {
+          const float weight = power(score[i][c]);
+          all[c] += weight;
+          if (outside >> i & 1) out[c] += weight;
+        }
       // the highest of a token's heads, which four lanes have: each pair of lanes goes on with two of four tokens
-      const u32 lower = halves(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
-      const u32 upper = halves(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1]));
+      const u32 lower = halves(highest_of(score[0]), highest_of(score[1]));
+      const u32 upper = halves(highest_of(score[2]), highest_of(score[3]));
       u32 both = higher(t & 2 ? upper : lower, __shfl_xor_sync(0xffffffff, t & 2 ? lower : upper, 2));
       both = higher(both, __shfl_xor_sync(0xffffffff, both, 1));
       const unsigned short highest = both >> 16 * (t & 1);
@@ -388,17 +447,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
     to += TILE * AHEAD, spot += TILE * AHEAD, where += TILE * AHEAD;
   }
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
+  for (int c = 0; c < 2 * EIGHTS; ++c) {
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) {
       all[c] += __shfl_xor_sync(0xffffffff, all[c], i);
       out[c] += __shfl_xor_sync(0xffffffff, out[c], i);
     }
-    if (g == 0 && 2 * t + c < GROUP) {
+    const int its = Query::head(lane, c);
+    if (g == 0 && its < GROUP) {
       // what is left of a difference of nearly equal numbers is nothing
       const float in = all[c] - out[c] > 1e-6f * all[c] ? all[c] - out[c] : 0.f;
-      lse[said + 2 * t + c] = query.base[c] + __logf(fminf(out[c], 1e38f));
-      inside[said + 2 * t + c] = query.base[c] + __logf(fminf(in, 1e38f));
+      lse[said + its] = query.base[c] + __logf(fminf(out[c], 1e38f));
+      inside[said + its] = query.base[c] + __logf(fminf(in, 1e38f));
     }
   }
 }
@@ -410,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 24 / WARPS)
 // in a pool and reach a bound, from the last one back; later [rows, heads, splits, FRESH]: the others that are `far` above
 // it, or `wait` if that is less, as many as may come into a pool; count [rows, heads, splits, 3]: how many at once, later, cold; tail [rows, splits,
 // heads * GROUP]: what all weigh that are neither attended to in a pool nor in ids. Those that lay cold are young then, and cold no more.
-extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, (LIGHT ? 640 : 512) / THREADS)
     choose_scored(const u32* __restrict__ bq, const float* __restrict__ scales,
                   const float* __restrict__ rest, const float* __restrict__ base,
                   const u32* __restrict__ kept, const int* __restrict__ table, const int* __restrict__ tokens,
@@ -425,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
   static_assert(WINDOW <= LATER, "a token's number in a window has 14 bits");
   __shared__ unsigned short list[WINDOW];
   __shared__ int sums[TEAM], votes[TEAM][3];
-  __shared__ float weights[TEAM][8], lefts[8];
+  __shared__ float weights[TEAM][LINE], lefts[LINE];
   const int split = blockIdx.x, splits = gridDim.x, head = blockIdx.y, heads = gridDim.y, row = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int there = min(tokens[row], n), each = ((there + CHUNK - 1) / CHUNK + splits - 1) / splits * CHUNK;
@@ -450,7 +510,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
   load(first);
   const int chunk = first / CHUNK, parts = first < last ? (last - first + CHUNK - 1) / CHUNK : 0;
   for (int i = warp; i < GROUP; i += TEAM) {
-    const float own = base[line * 8 + i];
+    const float own = base[line * LINE + i];
     float left = 0.f;
     for (int c = lane; c < parts; c += 32)
       left += __expf(lse[((i64)row * chunks + chunk + c) * heads * GROUP + head * GROUP + i] - own);
@@ -463,11 +523,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
 #endif
   const float now = wait[row] * LOG2E;
   far = fminf(far * LOG2E, now);
-  auto limit_of = [&](int i) { return (__ldcg(bound + line * GROUP + i) - base[line * 8 + i]) * LOG2E; };
-  float least = INFINITY, limit[2], taken[2] = {0.f, 0.f};
+  auto limit_of = [&](int i) { return (__ldcg(bound + line * GROUP + i) - base[line * LINE + i]) * LOG2E; };
+  float least = INFINITY, limit[2 * EIGHTS], taken[2 * EIGHTS];
   for (int i = 0; i < GROUP; ++i) least = fminf(least, limit_of(i));
 #pragma unroll
-  for (int c = 0; c < 2; ++c) limit[c] = 2 * t + c < GROUP ? limit_of(2 * t + c) : INFINITY;
+  for (int c = 0; c < 2 * EIGHTS; ++c) {
+    const int its = Query::head(lane, c);
+    limit[c] = its < GROUP ? limit_of(its) : INFINITY, taken[c] = 0.f;
+  }
   // 16 bits have rounded; tokens of the pool have no score
   least = fmaxf(least - 0.06f - fabsf(least) * 1e-3f, NOTHING + 1000.f);
   int here = 0, coming = 0, near = 0;
@@ -515,7 +578,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
           const int number = i + 16 * j + 8 * k + g;
           real[j][k] = number < high;
           entry[j][k] = real[j][k] ? list[number] : 0;
-          words[j][k][0] = words[j][k][OWN - 1] = 0;
+#pragma unroll
+          for (int w = 0; w < OWN; ++w) words[j][k][w] = 0;
           lies[j][k] = false;
           if (real[j][k]) {
             const int its = at + (int)entry[j][k];
@@ -528,16 +592,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j) {
         if (i + 16 * j >= high) break;
-        float score[2][2];
+        float score[2][2 * EIGHTS];
         query.score(words[j][0], words[j][1], score);
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          float margin = fmaxf(score[k][0] - limit[0], score[k][1] - limit[1]);
+          float above[2 * EIGHTS];
+#pragma unroll
+          for (int c = 0; c < 2 * EIGHTS; ++c) above[c] = score[k][c] - limit[c];
+          float margin = highest_of(above);
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 1));
           margin = fmaxf(margin, __shfl_xor_sync(0xffffffff, margin, 2));
           const bool wanted = real[j][k] && margin >= (lies[j][k] ? 0.f : far),
                      at_once = wanted && (margin >= now || lies[j][k]);
-          if (at_once) taken[0] += power(score[k][0]), taken[1] += power(score[k][1]);
+          if (at_once)
+#pragma unroll
+            for (int c = 0; c < 2 * EIGHTS; ++c) taken[c] += power(score[k][c]);
           const u32 all = __ballot_sync(0xffffffff, wanted && t == 0);
           if (wanted && t == 0)
             list[low + left + __popc(all & ((1u << lane) - 1))] =
@@ -582,14 +651,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
     __syncthreads();
   }
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
+  for (int c = 0; c < 2 * EIGHTS; ++c) {
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) taken[c] += __shfl_xor_sync(0xffffffff, taken[c], i);
-    if (g == 0) weights[warp][2 * t + c] = taken[c];
+    if (g == 0) weights[warp][Query::head(lane, c)] = taken[c];
   }
   __syncthreads();
   if (threadIdx.x < GROUP) {
-    const float own = base[line * 8 + threadIdx.x], all = lefts[threadIdx.x];
+    const float own = base[line * LINE + threadIdx.x], all = lefts[threadIdx.x];
     float left = all;
     for (int w = 0; w < TEAM; ++w) left -= weights[w][threadIdx.x];
     // what is left of a difference of nearly equal numbers is nothing

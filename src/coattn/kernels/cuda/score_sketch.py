@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coattn.kernels.cuda.nvrtc import Int64, available, module
 from coattn.kernels.pool_memory import COLD, FRESH, PIECES, TOUCH, PoolTensors
+from coattn.kernels.quantise.rows import HEAD_SIZES, MAX_GROUP
 from coattn.kernels.quantise.sketch import Scan, Scores, Sketched
 from coattn.kernels.scored_entries import Chosen, ScoredEntries, splits_of
 from coattn.kernels.triton.launch import follow
@@ -25,26 +26,37 @@ the first."""
 TILE = 32
 """Tokens of a warp at a time."""
 AHEAD = 4
-"""Pieces of 32 keys on their way to a warp."""
+"""Pieces of 32 keys on their way to a warp; of keys of more than 8 numbers half as many: shared memory is small."""
 THREADS, EACH = 128, 32
 """Of a program that chooses, and tokens of each at a time."""
 FEW, MOST = 16, 512
 """Pairs of a sequence and a KV head up to which programs of more threads all run at a time, and how many at most."""
-WORDS = (4, 8)
-"""Numbers of a key that there is a form for: 128 planes, or 256."""
+WORDS = (4, 8, 12, 16)
+"""Numbers of a key that there is a form for: 128 planes, or up to four times as many."""
 
 
 def refuses(q: Tensor, kept: Tensor, pool: PoolTensors) -> str | None:
     """Why the kernel cannot take sketches `[blocks, kv_heads, block, words]`, or None."""
     if not available(q.device):
         return "kernels cannot be compiled for this device"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"queries are {q.dtype}"
-    if kept.shape[3] not in WORDS or q.shape[1] // kept.shape[1] > 8 or q.shape[2] % 32 or kept.shape[2] % 16:
-        return "heads or blocks have no form that fits"
+    why = lacks_form(q, kept)
+    if why is not None:
+        return why
     apart = q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16 or pool.place_of.shape[-1] % 32
     if q.stride(2) != 1 or apart or not kept.is_contiguous():
         return "the operands are not contiguous, or not aligned"
+    return None
+
+
+def lacks_form(q: Tensor, kept: Tensor) -> str | None:
+    """Which shape of these there is no form for, or None."""
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"there is no form for {q.dtype}"
+    block, words, d, group = *kept.shape[2:], q.shape[2], q.shape[1] // kept.shape[1]
+    if group > MAX_GROUP or d % 16 or d > max(HEAD_SIZES):
+        return f"there is no form for {group} query heads a KV head of {d} channels"
+    if words not in WORDS or block % 16:
+        return f"there is no form for sketches of {4 * words} bytes in blocks of {block} tokens"
     return None
 
 
@@ -71,7 +83,7 @@ def constants(q: Tensor, kept: Tensor, n: int, softcap: float | None) -> dict[st
     return {
         "WARPS": min(WARPS, kv_heads), "WORDS": words,
         "GROUP": q_heads // kv_heads, "BLOCK": block,
-        "CHUNK": chunk, "AHEAD": AHEAD, "THREADS": threads_of(rows * kv_heads, n, chunk),
+        "CHUNK": chunk, "AHEAD": AHEAD if words <= 8 else AHEAD // 2, "THREADS": threads_of(rows * kv_heads, n, chunk),
         "EACH": EACH,
         "FRESH": FRESH, "COLD": COLD, "PIECES": PIECES, "D": d, "F16": int(q.dtype == torch.float16),
         "CAP": int(softcap is not None),
@@ -83,9 +95,10 @@ def weigh(q: Tensor, keys: Sketched, scale: float, softcap: float | None, pool: 
     kept, table, tokens, sketcher, seq = keys
     (rows, q_heads, _), (_, kv_heads, _, words) = q.shape, kept.shape
     form = constants(q, kept, table.shape[1] * kept.shape[2], softcap)
-    operand = torch.empty(rows, kv_heads, words // 2, 2, 32, dtype=torch.int32, device=q.device)
-    scales = torch.empty(rows, kv_heads, 8, words // 4, dtype=torch.float32, device=q.device)
-    rest, base = (torch.empty(rows, kv_heads, 8, dtype=torch.float32, device=q.device) for _ in range(2))
+    eights, kinds = ceil_div(form["GROUP"], 8), 1 if words == 4 else 2
+    operand = torch.empty(rows, kv_heads, eights, words // 2, 2, 32, dtype=torch.int32, device=q.device)
+    scales = torch.empty(rows, kv_heads, 8 * eights, kinds, dtype=torch.float32, device=q.device)
+    rest, base = torch.empty(2, rows, kv_heads, 8 * eights, dtype=torch.float32, device=q.device)
     guess, off = torch.empty(2, rows, q_heads, dtype=torch.float32, device=q.device)
     made = module("score_sketch.cu", tuple(form.items()), q.device)
     made.launch(

@@ -18,16 +18,22 @@ ZERO = 128
 """The code of a channel that is zero; codes are one byte from 1 to 255."""
 STEPS = 127
 TILE = 16
-SIZES = (64, 128)
+HEAD_SIZES = range(64, 257, 16)
 """Channels of a head that GPUs have a kernel for."""
+MAX_GROUP = 16
+"""Query heads of a KV head, at most, that they have one for."""
 HOT = 4096
 """Rows of a sequence and KV head that steps attend to unasked, where nobody says how many: those wanted last."""
 
 
-def has_form(shape: LayerShape) -> bool:
-    """Whether GPUs have a kernel for pools of such a layer in 8 bits."""
+def formless(shape: LayerShape) -> str | None:
+    """Why GPUs have no kernel for pools of such a layer in 8 bits, or None."""
     group = shape.q_heads // shape.kv_heads
-    return shape.head_dim in SIZES and group <= 8 and shape.dtype in (torch.bfloat16, torch.float16)
+    if shape.dtype not in (torch.bfloat16, torch.float16):
+        return f"there is no form for {shape.dtype}"
+    if shape.head_dim not in HEAD_SIZES:
+        return f"there is no form for heads of {shape.head_dim} channels, only for 64, 80, 96 and so on to 256"
+    return None if group <= MAX_GROUP else f"there is no form for {group} query heads a KV head, only up to {MAX_GROUP}"
 
 
 @dataclass(frozen=True)

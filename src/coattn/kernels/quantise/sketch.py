@@ -225,12 +225,14 @@ def _steps(bits: Tensor) -> Tensor:
 def _order(worth: Tensor) -> Tensor:
     """What pairs of planes are worth on average, `[heads, pairs]` -> which pair stands where.
 
-    A kernel counts pair i of a byte (of half a byte, where planes are few) as 4^i in what it adds up: so the higher
-    ones are for the pairs that are worth most.
+    A kernel counts pair i of a byte as 4^i in what it adds up, and of half a byte in the words that are left over: one
+    of each quarter, where their number is odd. So the higher ones are for the pairs that are worth most.
     """
     pairs = worth.shape[1]
     place = torch.arange(pairs, device=worth.device)
-    high = place % (4 if pairs * PAIR % 256 == 0 else 2)
+    own = max(1, pairs * PAIR // (4 * WORD))
+    left_over = (place * PAIR // WORD % own == own - 1) & bool(own % 2)
+    high = torch.where(left_over, place % 2, place % 4)
     return worth.argsort(1).gather(1, high.argsort(stable=True).argsort().expand_as(worth))
 
 

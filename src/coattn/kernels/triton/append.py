@@ -9,6 +9,8 @@ from triton.language.extra import cuda as tl_cuda
 
 from coattn.kernels import append as plain
 from coattn.kernels.quantise.blocks import PackedBlocks, is_packed
+from coattn.kernels.quantise.tokens import TokenBlocks
+from coattn.kernels.triton import tokens as coded
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.packed import halves_of, memory_of, pack_keys, pack_values
 
@@ -63,7 +65,7 @@ def _append(
 
 
 def append(
-    gpu: Tensor,
+    gpu: Tensor | TokenBlocks,
     ids: Tensor,
     places: Tensor,
     k: Tensor,
@@ -73,6 +75,9 @@ def append(
 ) -> None:
     """See `kernels/append.py`. Blocks that are written through have a power of two of rows; others take the reference,
     which no captured step needs (`CacheConfig.uncaptured`)."""
+    if isinstance(gpu, TokenBlocks):
+        coded.write_rows(gpu, ids, places, k, v)
+        return
     seqs, kv_heads, d = k.shape
     block = gpu.shape[3]
     if flush_to is not None and block & (block - 1):
@@ -111,11 +116,14 @@ def _write_rows(
     tl.store(gpu_ptr + side_stride + home, v.to(kind), mask=there)
 
 
-def write_rows(gpu: Tensor, ids: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
+def write_rows(gpu: Tensor | TokenBlocks, ids: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
     """See `kernels/append.py`; ids, places int64 `[tokens]`. Rows of a block and head are contiguous."""
     ids, places, k, v = (x.to(gpu.device) for x in (ids, places, k, v))
     tokens, kv_heads, d = k.shape
     if not tokens:
+        return
+    if isinstance(gpu, TokenBlocks):
+        coded.write_rows(gpu, ids, places, k, v)
         return
     _write_rows[(triton.cdiv(tokens, 16), kv_heads)](
         k, v, gpu, ids, places, tokens, k.stride(0), k.stride(1), v.stride(0), v.stride(1), *gpu.stride()[:3],

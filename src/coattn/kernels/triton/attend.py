@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.quantise.tokens import TokenBlocks
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.softcap import capped
 from coattn.state import Split
@@ -102,7 +103,7 @@ def _attend(
         tl.atomic_max(stamp_ptr, tl_cuda.globaltimer(), sem="relaxed")
 
 
-def refuses(q: Tensor, blocks: Tensor) -> str | None:
+def refuses(q: Tensor, blocks: Tensor | TokenBlocks) -> str | None:
     """Why this kernel cannot take a call, or None."""
     if q.device.type != "cuda" or not blocks.dtype.is_floating_point:
         return "the queries are not on a GPU, or the blocks are quantised"

@@ -26,8 +26,8 @@ ROWS = 16
 SOME = 256
 """Of those that come into the pool, listed at a time."""
 REGISTERS = {False: 128, True: 168}
-"""Of a thread that fetches, at most, of rows as they are and in 8 bits, so that four or three programs of a
-multiprocessor run at a time. Compilers differ: without a limit one took 220."""
+"""Of a thread that fetches, at most, of rows as they are, and of those in 8 bits or of more than 128 channels, so that
+four or three programs of a multiprocessor run at a time. Compilers differ: without a limit one took 220."""
 PARTS, NEAR = 4, 3
 """Programs of each of MANY pairs that fetch, and that look up, 64 tokens at a time. A multiprocessor has room for two
 to four of them, and those that find nothing to do take it too."""
@@ -282,7 +282,7 @@ def attend_scored(
             GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=chosen.look, ROWS=ROWS,
             SPLITS_PAD=triton.next_power_of_2(splits), **home.forms, FRESH=FRESH, **away.sizes, CAP=softcap is not None,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
-            maxnreg=REGISTERS[away.sizes["PACKED"]],
+            maxnreg=REGISTERS[away.sizes["PACKED"] or d > 128],
         )  # fmt: skip
 
     # what crosses PCIe takes longest, so it comes first

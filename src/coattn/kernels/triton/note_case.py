@@ -1,4 +1,4 @@
-"""`note_case` on a GPU: a layer that is not the chosen one reads one number."""
+"""`note_case` on a GPU: in a layer that is not a row's chosen one, each of its programs reads one number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coattn.kernels.note_case import NotedCase
+from coattn.kernels.note_case import NotedCases
 
 
 @triton.jit
@@ -23,13 +23,15 @@ def _lse(ptr, count, stride):
 
 @triton.jit(do_not_specialize=["layer", "near_count", "far_count"])
 def _note(
-    to_ptr, choice_ptr, layer, q_ptr, out_ptr, near_ptr, far_ptr, memory_ptr, block_ptr, near_count, far_count,
-    q_heads, q_row, q_head, out_row, out_head, block_stride, head_stride,
+    to_ptr, layers_ptr, heads_ptr, slots_ptr, layer, q_ptr, out_ptr, near_ptr, far_ptr, memory_ptr, block_ptr,
+    near_count, far_count, q_heads, q_row, q_head, out_row, out_head, block_stride, head_stride, to_row,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
-    if tl.load(choice_ptr) == layer:
+    row = tl.program_id(1).to(tl.int64)
+    if tl.load(layers_ptr + row) == layer:
         program = tl.program_id(0)
-        row, head = tl.load(choice_ptr + 1).to(tl.int64), tl.load(choice_ptr + 2).to(tl.int64)
+        head = tl.load(heads_ptr + row).to(tl.int64)
+        to_ptr += tl.load(slots_ptr + row).to(tl.int64) * to_row
         d = tl.arange(0, D_PAD)
         inside = d < D
         if program < GROUP:
@@ -53,13 +55,13 @@ def _note(
 
 
 def note_case(
-    q: Tensor, out: Tensor, near: Tensor, far: Tensor, memory: Tensor, block: Tensor, into: NotedCase, choice: Tensor,
-    layer: int,
+    q: Tensor, out: Tensor, near: Tensor, far: Tensor, memory: Tensor, block: Tensor, into: NotedCases,
+    choice: tuple[Tensor, Tensor, Tensor], layer: int,
 ) -> None:  # fmt: skip
     """See `kernels/note_case.py`."""
     near, far = near.contiguous(), far.contiguous()
-    _note[(into.group + 2 * into.block,)](
-        into.flat, choice, layer, q, out, near, far, memory, block, near.shape[1], far.shape[1],
+    _note[(into.group + 2 * into.block, len(q))](
+        into.rows, *choice, layer, q, out, near, far, memory, block, near.shape[1], far.shape[1],
         q.shape[1], q.stride(0), q.stride(1), out.stride(0), out.stride(1), memory.stride(0), memory.stride(1),
-        GROUP=into.group, D=into.d, D_PAD=triton.next_power_of_2(into.d), num_warps=1,
+        into.rows.stride(0), GROUP=into.group, D=into.d, D_PAD=triton.next_power_of_2(into.d), num_warps=1,
     )  # fmt: skip

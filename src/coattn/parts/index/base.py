@@ -57,6 +57,10 @@ class Index(Part):
         """Puts back what the attention of a decode step's layers changes in place, as it is now."""
         return []
 
+    def learns(self) -> bool:
+        """Whether it would take from the next sequence what it uses for all."""
+        return False
+
     def commit(self, step: Step) -> None:
         """The step is over."""
 
@@ -70,6 +74,7 @@ class NoIndex(Index):
     """Nothing is remembered."""
 
     name = "none"
+    takes_gpu_dtype = True
     resumes = True
 
 

@@ -82,4 +82,5 @@ class NoMaintenance(Maintenance):
     """Nothing moves."""
 
     name = "none"
+    takes_gpu_dtype = True
     resumes = True

@@ -80,6 +80,7 @@ class Inline(Schedule):
     """Runs every piece of work in order, and waits for the CPU's at once."""
 
     name = "inline"
+    takes_gpu_dtype = True
 
     def run(self, call: AttentionCall, selection: Selection, started: Started | None = None) -> list[State]:
         assert call.table is not None

@@ -12,6 +12,7 @@ class Everything(Select):
     """Attends to every token that the cache still has."""
 
     name = "everything"
+    takes_gpu_dtype = True
     capturable = True
 
     def pick(self, call: AttentionCall) -> Selection:

@@ -32,7 +32,7 @@ class ChatAnswer(ChoiceAnswer):
             "finish_reason": _reason(output, bool(said.get("tool_calls"))),
         }
 
-    def _first(self, index: int) -> Json:
+    def _first(self, index: int, delta: RequestOutput) -> Json:
         return _piece(index, {"role": "assistant", "content": "", "refusal": None})
 
     def _part(self, index: int, delta: RequestOutput) -> Json | None:

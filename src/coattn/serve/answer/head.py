@@ -48,7 +48,7 @@ class ChoiceAnswer(ABC):
         """A whole answer."""
 
     @abstractmethod
-    def _first(self, index: int) -> Json | None:
+    def _first(self, index: int, delta: RequestOutput) -> Json | None:
         """The choice of the chunk before the first piece of an answer, if there is one."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class ChoiceAnswer(ABC):
 
     def delta(self, index: int, delta: RequestOutput) -> bytes:
         """Events of what is new of an answer."""
-        data = b"" if index in self._latest else self._event(self._first(index))
+        data = b"" if index in self._latest else self._event(self._first(index, delta))
         self._latest[index] = delta
         data += self._event(self._part(index, delta))
         if delta.finish_reason is not None:

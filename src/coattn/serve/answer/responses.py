@@ -13,10 +13,13 @@ from coattn.serve.answer.head import about
 from coattn.serve.errors import ApiError
 from coattn.serve.schema.responses import ResponsesRequest
 from coattn.serve.sse import event, sign_of_life
+from coattn.serve.tools.custom import ITEMS, SHELL, action, text_so_far
 from coattn.serve.tools.parser import Reader
 
 Json = dict[str, Any]
-PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+PREFIXES = {
+    "message": "msg", "function_call": "fc", "reasoning": "rs", "custom_tool_call": "ctc", "local_shell_call": "lsh",
+}  # fmt: skip
 TEXTS = {"message": ("output_text", "response.output_text"), "reasoning": ("reasoning_text", "response.reasoning_text")}
 """The type of an item's text, and what the names of its events begin with."""
 
@@ -30,6 +33,10 @@ class ResponsesAnswer:
         """The last one is open while `_open`."""
         self._open = False
         self._number = 0
+        self._kinds = {SHELL if each.type == SHELL else each.name: each.type for each in body.tools or ()}
+        """Of tools, by their names."""
+        self._arguments = ""
+        """Of the last call."""
         self._echo = _echo(body, model, {"temperature": 0.0, "top_p": 1.0, **llm.engine.sampling})
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
@@ -94,11 +101,31 @@ class ResponsesAnswer:
         for call in said.get("tool_calls", ()):
             given = call["function"]
             if "name" in given:
-                events += self._begin("function_call", call_id=call["id"], name=given["name"], arguments="")
+                events += self._call(call["id"], given["name"])
             if given["arguments"]:
-                self.items[-1]["arguments"] += given["arguments"]
-                events.append(self._within("response.function_call_arguments.delta", delta=given["arguments"]))
+                events += self._argue(given["arguments"])
         return events
+
+    def _call(self, call: str, name: str) -> list[Json]:
+        self._arguments = ""
+        kind = ITEMS.get(self._kinds.get(name, ""), "function_call")
+        if kind == "custom_tool_call":
+            return self._begin(kind, call_id=call, name=name, input="")
+        if kind == "local_shell_call":
+            return self._begin(kind, call_id=call, action=action(""))
+        return self._begin(kind, call_id=call, name=name, arguments="")
+
+    def _argue(self, piece: str) -> list[Json]:
+        """More of the arguments of the last call."""
+        item = self.items[-1]
+        self._arguments += piece
+        if item["type"] == "local_shell_call":
+            return []
+        field = "arguments"
+        if item["type"] == "custom_tool_call":
+            field, piece = "input", text_so_far(self._arguments).removeprefix(item["input"])
+        item[field] += piece
+        return [self._within(f"response.{item['type']}_{field}.delta", delta=piece)] if piece else []
 
     def _write(self, kind: str, text: str) -> list[Json]:
         events = []
@@ -111,6 +138,8 @@ class ResponsesAnswer:
     def _begin(self, kind: str, **fields: Any) -> list[Json]:
         events = self._end("completed")
         item = {"id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        if kind == "custom_tool_call":
+            del item["status"]  # which it has not in OpenAI's types
         if kind == "message":
             item |= {"role": "assistant", "content": []}
         elif kind == "reasoning":
@@ -133,9 +162,14 @@ class ResponsesAnswer:
             return []
         self._open = False
         item = self.items[-1]
-        item["status"] = status
+        if "status" in item:
+            item["status"] = status
         events = []
-        if item["type"] == "function_call":
+        if item["type"] == "local_shell_call":
+            item["action"] = action(self._arguments)
+        elif item["type"] == "custom_tool_call":
+            events.append(self._within("response.custom_tool_call_input.done", input=item["input"]))
+        elif item["type"] == "function_call":
             name = "response.function_call_arguments.done"
             events.append(self._within(name, name=item["name"], arguments=item["arguments"]))
         else:
@@ -170,7 +204,10 @@ def _echo(body: ResponsesRequest, model: str, sampling: Json) -> Json:
     form = None if body.text is None else body.text.format
     same = {"name", "description", "parameters"}
     tools = [
-        {"type": "function", **tool.model_dump(include=same), "strict": bool(tool.strict)} for tool in body.tools or ()
+        {"type": "function", **tool.model_dump(include=same), "strict": bool(tool.strict)}
+        if tool.type == "function"
+        else tool.model_dump(include={"type", "name", "description", "format"}, exclude_none=True)
+        for tool in body.tools or ()
     ]
     shown: Json = {"type": "text" if form is None else form.type}
     if form is not None and form.type == "json_schema":
@@ -187,7 +224,7 @@ def _echo(body: ResponsesRequest, model: str, sampling: Json) -> Json:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "service_tier": "default",
         "temperature": sampling["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": shown},

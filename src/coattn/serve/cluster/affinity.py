@@ -13,7 +13,7 @@ from coattn.engine.store.keys import digest
 
 OPENING = 1024
 """Characters of a message, and characters or ids of a prompt, that are part of a key."""
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 
 
 def affinity(path: str, raw: bytes, tenant: bytes) -> str:
@@ -22,7 +22,7 @@ def affinity(path: str, raw: bytes, tenant: bytes) -> str:
     "" where any replica will do: one that gets a body which cannot be parsed answers with the error.
     """
     try:
-        body = from_json(raw) if path in (CHAT, TEXT, RESPONSES) else None
+        body = from_json(raw) if path in (CHAT, TEXT, RESPONSES, MESSAGES) else None
     except ValueError:
         body = None
     if not isinstance(body, dict):

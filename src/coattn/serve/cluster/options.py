@@ -34,7 +34,7 @@ class Options(BaseModel):
     chunk: Count | None = None
     max_waiting: int = Field(256, ge=0)
     no_reuse: bool = False
-    warm_up: bool = False
+    warm_up: bool = True
     api_key_file: str | None = None
     no_key: bool = False
     names: tuple[str, ...] = ()

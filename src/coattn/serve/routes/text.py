@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -45,15 +46,22 @@ async def chat(request: Request) -> Response:
     return await respond(request, here, body, choices, make, build)
 
 
-def preparing(body: ChatRequest, here: Context, choices: int, top: int | None) -> Callable[[LLM], Order]:
-    """What makes the order of a chat. top: log-probabilities per token. Raises ApiError 400."""
+def preparing(
+    body: ChatRequest, here: Context, choices: int, top: int | None, cuts: bool = False
+) -> Callable[[LLM], Order]:
+    """What makes the order of a chat. Raises ApiError 400.
+
+    top: log-probabilities per token. cuts: an answer that may be longer than there is room for ends there.
+    """
     choice = Choice.of(body)
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     def make(llm: LLM) -> Order:
-        ids = from_messages(llm, body, choice.tools)
+        ids = from_messages(llm, body, choice.tools, steady=here.settings.steady)
         how = use(body, choice, llm, ids, here.grammars)
-        sampling = ask.params(body, llm, len(ids), most, top, how.special)
+        longest = min(llm.max_length, llm.engine.scheduler.admission.most()) if cuts else 0
+        tokens = most if most is None or not cuts else max(1, min(most, longest - len(ids)))
+        sampling = ask.params(body, llm, len(ids), tokens, top, how.special)
         return Order([ids], sampling, choices, guide=how.guide, read=how.read)
 
     return make
@@ -66,18 +74,18 @@ async def completions(request: Request) -> Response:
     choices = ask.check_fields(body, here.settings, len(prompts))
     if body.best_of is not None and body.best_of != choices:
         raise invalid("best_of", "best_of must be n: answers are not ranked here.")
-    if body.echo and body.logprobs is not None:
-        raise invalid("echo", "Log-probabilities of the prompt are not kept. Leave echo or logprobs out.")
+    most = body.max_tokens if body.max_tokens != 0 else 1  # of which nothing is shown
 
     def make(llm: LLM) -> Order:
         ids = [from_text(llm, prompt) for prompt in prompts]
         echoes = [_text(llm, each) for each in prompts] if body.echo else []
-        sampling = ask.params(body, llm, max(map(len, ids)), body.max_tokens, body.logprobs)
+        sampling = ask.params(body, llm, max(map(len, ids)), most, body.logprobs)
+        sampling = replace(sampling, prompt_logprobs=sampling.logprobs if body.echo else None)
         return Order(ids, sampling, choices, guide=here.grammars.compile(body.response_format, llm), echoes=echoes)
 
     def build(llm: LLM, order: Order) -> CompletionAnswer:
         ids = bool(body.return_token_ids)
-        return CompletionAnswer(llm, name, body, order, body.logprobs, ids=ids)
+        return CompletionAnswer(llm, name, body, order, body.logprobs, ids=ids, silent=body.max_tokens == 0)
 
     return await respond(request, here, body, choices * len(prompts), make, build)
 

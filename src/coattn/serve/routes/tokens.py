@@ -22,7 +22,7 @@ async def tokenize(request: Request) -> Response:
 
     def work() -> dict[str, Any]:
         if body.messages is not None:
-            ids = from_messages(llm, body, body.tools)
+            ids = from_messages(llm, body, body.tools, steady=here.settings.steady)
         elif not body.prompt:
             ids = []
         else:

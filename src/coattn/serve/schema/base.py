@@ -1,4 +1,4 @@
-"""Fields that chats, completions and responses share."""
+"""Fields that the requests for text share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Posted(Body):
 
 
 class Shared(Posted):
-    """Fields of chats, completions and responses."""
+    """Fields of every request for text."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

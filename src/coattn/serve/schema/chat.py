@@ -60,6 +60,8 @@ class Message(Body):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant said to itself, for templates that show it."""
 
 
 class Tool(Body):
@@ -81,5 +83,7 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: Json | None = None
+    reasoning_effort: str | None = None
+    """For templates that read it, such as gpt-oss's."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

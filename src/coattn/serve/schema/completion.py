@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from coattn.serve.schema.base import Json, Posted, Sampling, TokenId
+from coattn.serve.schema.base import MOST, Json, Posted, Sampling, TokenId
 from coattn.serve.schema.chat import Message, Tool
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -17,6 +17,7 @@ class CompletionRequest(Sampling):
     """Text or token ids to go on with, one or several."""
 
     prompt: str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=0, le=MOST)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

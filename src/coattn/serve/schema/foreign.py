@@ -10,14 +10,20 @@ from coattn.serve.errors import invalid
 from coattn.serve.schema.base import Body, ResponseFormat, Sampling
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-FORMS = {**{f"guided_{kind}": kind for kind in KINDS[:4]}, "json_schema": "json", "grammar": "grammar"}
+FORMS = {f"guided_{kind}": kind for kind in KINDS[:4]}
+FORMS |= {"json_schema": "json", "grammar": "grammar", "regex": "regex", "ebnf": "grammar"}
 """Fields that hold a form, and its kind."""
 REFUSED = {
     "functions": "That is an old name. Use tools.",
+    "function_call": "That is an old name. Use tool_choice.",
+    "web_search_options": "This server searches nothing.",
+    "documents": "Documents are not read here; write them into a message.",
+    "structural_tag": "Forms inside of tags are not known here; response_format takes a grammar.",
+    "guided_whitespace_pattern": "JSON comes on one line here.",
     "audio": "Answers are text here.",
     "chat_template": "A template is not taken from a request; the model's own is used.",
     "suffix": "Text cannot be inserted before a suffix here.",
-    "prompt_logprobs": "Log-probabilities of prompts are not kept here.",
+    "prompt_logprobs": "POST /v1/completions gives them with echo: true and logprobs.",
     "truncate_prompt_tokens": "Prompts are not cut here: send the part that is to be read.",
     "use_beam_search": "There is no beam search here.",
     "bad_words": "Words cannot be forbidden here; logit_bias forbids tokens.",
@@ -45,6 +51,10 @@ def take(body: Sampling) -> None:
     structured = extra.get("structured_outputs", {})
     if not isinstance(structured, Mapping):
         raise invalid("structured_outputs", "structured_outputs is an object.")
+    if _is_set(structured.get("whitespace_pattern")):
+        raise invalid(
+            "structured_outputs", "JSON comes on one line: leave whitespace_pattern out of structured_outputs."
+        )
     given += [("structured_outputs", kind, structured[kind]) for kind in KINDS if _is_set(structured.get(kind))]
     if not given:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
@@ -10,10 +11,15 @@ from coattn.serve.errors import from_validation, invalid
 from coattn.serve.schema.base import MOST, Body, Count, Json, JsonSchema, Shared
 from coattn.serve.schema.chat import ChatRequest, Part, join_text
 from coattn.serve.schema.foreign import FIELDS, refuse
+from coattn.serve.tools.custom import COMMAND, ITEMS, SHELL, function_of
 
 TOOLS = ("tool_choice", "parallel_tool_calls", "chat_template_kwargs")
 SAME = (*(set(Shared.model_fields) - {"model", "stream_options"}), *TOOLS)
 """Fields that mean the same in a chat."""
+
+LEADS = ("system", "developer")
+"""Roles of the messages before the user's: they are one message, since many templates take one."""
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 
 STORED = {
     "previous_response_id": "Responses are not stored here: send the whole conversation as input.",
@@ -34,17 +40,20 @@ class Item(Body):
     call_id: str | None = None
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     arguments: str | None = None
+    input: str | None = None
+    action: Json | None = None
     output: str | list[Part] | None = None
 
 
 class FunctionTool(Body):
-    """A function that the model may call."""
+    """A function that the model may call, a tool whose input is text, or the local shell."""
 
     type: str
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     description: str | None = None
     parameters: Json | None = None
     strict: bool | None = None
+    format: Json | None = None
 
 
 class Format(JsonSchema):
@@ -59,6 +68,12 @@ class Text(Body):
     format: Format | None = None
 
 
+class Reasoning(Body):
+    """How much the model is to think."""
+
+    effort: str | None = None
+
+
 class ResponsesRequest(Shared):
     """Something to answer."""
 
@@ -66,6 +81,7 @@ class ResponsesRequest(Shared):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: Text | None = None
+    reasoning: Reasoning | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
@@ -88,6 +104,8 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     for i, item in enumerate(items):
         _add(messages, item, f"input.{i}")
+    while len(messages) > 1 and messages[0]["role"] in LEADS and messages[1]["role"] in LEADS:
+        messages[:2] = [{"role": "system", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}]
     if not messages:
         raise invalid("input", "input has no message.")
     given: Json = {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
@@ -95,6 +113,10 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     given |= {"messages": messages, "max_completion_tokens": body.max_output_tokens}
     if body.tools:
         given["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
+    if isinstance(body.tool_choice, dict):
+        given["tool_choice"] = _choice(body.tool_choice)
+    if body.reasoning is not None:
+        given["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         given["response_format"] = _form(body.text.format)
     try:
@@ -110,27 +132,48 @@ def _add(messages: list[Json], item: Item, param: str) -> None:
         if item.role is None or item.content is None:
             raise invalid(param, f"{param} is a message without a role or without content.")
         messages.append({"role": item.role, "content": join_text(item.content, f"{param}.content")})
-    elif kind == "function_call":
-        if item.call_id is None or item.name is None:
+    elif kind in CALLS:
+        name = SHELL if kind == "local_shell_call" else item.name
+        if item.call_id is None or name is None:
             raise invalid(param, f"{param} is a call without a call_id or a name.")
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
-        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        function = {"name": name, "arguments": item.arguments or "{}"}
+        if kind == "custom_tool_call":
+            function["arguments"] = json.dumps({"input": item.input or ""}, ensure_ascii=False)
+        elif kind == "local_shell_call":
+            asked = {each: value for each, value in (item.action or {}).items() if each in COMMAND["properties"]}
+            function["arguments"] = json.dumps(asked, ensure_ascii=False)
         messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-    elif kind == "function_call_output":
-        if item.call_id is None or item.output is None:
+    elif kind.removesuffix("_output") in CALLS:
+        call = item.call_id or (item.model_extra or {}).get("id")
+        if not isinstance(call, str) or item.output is None:
             raise invalid(param, f"{param} is the output of a call without a call_id or an output.")
         content = join_text(item.output, f"{param}.output")
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        messages.append({"role": "tool", "tool_call_id": call, "content": content})
     elif kind != "reasoning":  # thoughts of earlier turns are not shown to a model again
         raise invalid(param, f"{param} is of type {kind[:40]!r}, which cannot be read here.")
 
 
 def _tool(tool: FunctionTool, param: str) -> Json:
+    if tool.type in ITEMS:
+        made = function_of(tool.type, tool.name, tool.description, tool.format, param)
+        return {"type": "function", "function": made}
     if tool.type != "function" or tool.name is None:
-        raise invalid(param, f"{param} is not a function with a name, and no other tool can be called here.")
+        raise invalid(
+            param, f"{param} is no function with a name, no custom tool and no local_shell: no other can be called."
+        )
     known = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
     return {"type": "function", "function": known}
+
+
+def _choice(given: Json) -> Json:
+    """Every kind of tool is a function here."""
+    if isinstance(given.get("tools"), list):
+        return {**given, "tools": [_choice(each) if isinstance(each, dict) else each for each in given["tools"]]}
+    if given.get("type") not in ITEMS:
+        return given
+    return {"type": "function", "name": SHELL if given["type"] == SHELL else given.get("name")}
 
 
 def _form(given: Format) -> Json:

@@ -2,4 +2,5 @@
 
 family    the forms of Hermes and Qwen, Llama 3, Mistral      grammar   what may be written, for llguidance
 use       what a request says of tools                        parser    text in, message and chunks out
+custom    tools that are no functions
 """

@@ -42,7 +42,9 @@ EXACT = ("full", "offload", "cpu")
 """Other rows are lossy: what they lose depends on the text (docs/choosing.md)."""
 AHEAD = ("scout",)
 """Rows that predict queries one layer ahead, which hybrid models do not run."""
-METHODS = ("full", "auto", "cpu", "offload", "scout", "hcattention", "hgca")
+GPU_DTYPES = {"full": 0, "full,gpu_dtype=int8": 8, "full,gpu_dtype=int4": 4}
+"""Rows that keep every token in GPU memory, and the bits of its numbers; 0: the model's own."""
+METHODS = (*GPU_DTYPES, "auto", "cpu", "offload", "scout", "hcattention", "hgca")
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,17 @@ def held(method: str, model: ModelShape, batch: int, tokens: int) -> tuple[int, 
     blocks = ceil_div(max(1, tokens), BLOCK)
     stored, row = blocks * BLOCK, model.token_bytes
     windows = batch * row * sum(min(stored, window) for window in model.windows if window is not None)
-    if method == "full":
-        return windows + batch * model.full_layers * stored * row, 0
+    if method in GPU_DTYPES:
+        return windows + batch * model.full_layers * stored * row_bytes(method, model), 0
     own, dram = _PARTS[method](model, batch, stored)
     staging = 2 * stored * row  # two halves, each of one layer of one sequence
     return windows + model.full_layers * own + (staging if model.full_layers else 0), model.full_layers * dram
+
+
+def row_bytes(method: str, model: ModelShape) -> int:
+    """Of keys and values of a token in one layer, as a row of `GPU_DTYPES` keeps them."""
+    bits = GPU_DTYPES.get(method, 0)
+    return 2 * model.kv_heads * (model.head_dim * bits // 8 + 8) if bits else model.token_bytes
 
 
 def _exact(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
@@ -237,7 +245,7 @@ def step_seconds(method: str, model: ModelShape, batch: int, tokens: int, machin
     """
     row, full = batch * model.token_bytes, model.full_layers
     windows = row * sum(min(tokens, window) for window in model.windows if window is not None)
-    near: float = row * full * min(tokens, WINDOW_TOKENS.get(method, tokens))
+    near: float = batch * row_bytes(method, model) * full * min(tokens, WINDOW_TOKENS.get(method, tokens))
     cpu = pcie = 0.0
     if method == "scout":
         near = row * full * (min(tokens, SCOUT_BUDGET) + tokens // BLOCK)
@@ -250,9 +258,9 @@ def step_seconds(method: str, model: ModelShape, batch: int, tokens: int, machin
         pcie = row * full * DRAM_SHARE["auto"] * min(tokens, AUTO_ENTRIES)
     elif method == "offload":
         pcie = row * full * tokens
-    elif method != "full":
+    elif method not in GPU_DTYPES:
         cpu = row * full * tokens * DRAM_SHARE[method]
-    over_layers = LAYER_S.get(method, TIERED_LAYER_S) * model.layers
+    over_layers = LAYER_S.get(method.partition(",")[0], TIERED_LAYER_S) * model.layers
     states = 2 * batch * model.state_bytes  # read and written
     own = OVER_FLOOR * (model.read_bytes(batch) + windows + near + states) / machine.card.hbm + over_layers
     beside = cpu / machine.dram_rate
@@ -267,8 +275,8 @@ def prompt_seconds(method: str, model: ModelShape, tokens: int, machine: Machine
     seen = sum(tokens * tokens / 2 if window is None else tokens * min(window, tokens) for window in model.windows)
     products = 2 * model.active_params * tokens + 4 * seen * model.q_heads * model.head_dim
     chunks = ceil_div(tokens, CHUNK)
-    seconds = PROMPT_FACTOR.get(method, 1.05) * products / (PRODUCTS * machine.card.flops)
+    seconds = PROMPT_FACTOR.get(method.partition(",")[0], 1.05) * products / (PRODUCTS * machine.card.flops)
     over = 0.0
-    if method != "full":  # what lies in DRAM comes back for every later chunk
+    if method not in GPU_DTYPES:  # what lies in DRAM comes back for every later chunk
         over = model.full_layers * model.token_bytes * tokens * (chunks - 1) / 2 / machine.card.pcie
     return max(seconds, over) + chunks * moved / machine.card.pcie

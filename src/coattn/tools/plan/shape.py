@@ -12,6 +12,7 @@ IN_4_BITS = {"awq", "gptq", "bitsandbytes", "mxfp4", "compressed-tensors", "hqq"
 """Forms of weights with so many bits where the config does not say how many; others have 8."""
 GROUP, GROUP_BITS = 128, 24
 """Weights of a group that has a scale and a zero, where the config does not say; and the bits of both."""
+MXFP4_BITS = 4.25
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PLAIN_MLP = ("opt", "gpt_neox")
 """Families whose feed-forward layers are two products, not three."""
@@ -106,8 +107,14 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         ) from error
     item = ITEM_BYTES[dtype]
     bits = _bits(quantised) if quantised else 8 * item
+    others = 8 * item if quantised.get("quant_method") == "mxfp4" else bits  # which is a form of experts alone
     tied = bool(config.get("tie_word_embeddings", config.get("model_type") in ("gemma", "gemma2", "gemma3_text")))
     tables = table * item * (1 if tied else 2)
+    total = round(tables + (always * others + experts * bits) / 8)
+    active = round(table * item + (always * others + share * experts * bits) / 8)
+    if "weight_bytes" in quantised:  # of a file whose tensors were looked at
+        total = int(quantised["weight_bytes"])
+        active = total - int(quantised["unread_bytes"])
     positions = config.get("max_position_embeddings")
     return ModelShape(
         name,
@@ -118,8 +125,8 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         windows,
         None if positions is None else int(positions),
         item,
-        round(tables + (always + experts) * bits / 8),
-        round(table * item + (always + share * experts) * bits / 8),
+        total,
+        active,
         table + always + round(share * experts),
         round(experts * bits / 8),
         share,
@@ -152,6 +159,8 @@ def _bits(quantised: Mapping[str, Any]) -> float:
     said = {**next(iter(groups), {}), **quantised}
     bits = next((said[name] for name in ("bits", "w_bit", "num_bits") if said.get(name)), None)
     bits = bits or (8 if said.get("load_in_8bit") else 4 if said.get("quant_method") in IN_4_BITS else None)
+    if said.get("quant_method") == "mxfp4":
+        return MXFP4_BITS
     group = int(said.get("group_size") or GROUP)
     return 8.0 if bits is None else float(bits) + (GROUP_BITS / group if group > 0 else 0)
 

@@ -26,9 +26,22 @@ OWN = [
         "higher",
         "shared_address",
     ),
-    *("copy16", "copies_end", "copies_wait", "multiply16", "numbers", "both_numbers", "turned", "stream", "prefetch"),
+    *(
+        "copy16",
+        "copies_end",
+        "copies_wait",
+        "multiply16",
+        "numbers",
+        "both_numbers",
+        "turned",
+        "stream",
+        "prefetch",
+        "add_product",
+    ),
 ]
 """Functions that the emulator has in place of the GPU's instructions."""
+SHARED = "alignas(16) static unsigned char shared[1 << 18];"
+"""Of a block, as much as any kernel takes."""
 
 
 def without(source: str, names: list[str]) -> str:
@@ -56,7 +69,7 @@ class Emulated:
 
     def __init__(self, file: str, defines: dict[str, Any], folder: Path) -> None:
         source = (FOLDER / file).read_text().replace('#include "half.cuh"', "")
-        source = without(source, OWN)
+        source = without(source, OWN).replace("extern __shared__ __align__(16) unsigned char shared[];", SHARED)
         kernels = re.findall(
             r'extern "C" __global__ void[^(]*(?:\([^)]*\)[^(]*?)?\b(\w+)\((?=const|float|int|u32)', source
         )

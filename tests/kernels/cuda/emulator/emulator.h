@@ -198,6 +198,12 @@ template <class T>
 T __ldcs(const T* x) {
   return *x;
 }
+inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
+  const u64 both = (u64)y << 32 | x;
+  u32 found = 0;
+  for (int i = 0; i < 4; ++i) found |= (u32)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return found;
+}
 inline int __popc(u32 x) {
   return __builtin_popcount(x);
 }
@@ -319,6 +325,9 @@ inline void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const float own[4] = {c[0], c[1], c[2], c[3]};
   auto number = [](u32 x, int i) { return wide((Number)(x >> 16 * i)); };
   product(c, own, a0, a1, a2, a3, b0, b1, 2, number, number);
+}
+inline void add_product(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  multiply(c, a0, a1, a2, a3, b0, b1);
 }
 inline void multiply16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const float own[4] = {c[0], c[1], c[2], c[3]};

@@ -87,6 +87,9 @@ class Codes(BookedIndex):
     def whole(self, tokens: int) -> dict[str, Any]:
         return {"groups": 0, "codebook": None}
 
+    def learns(self) -> bool:
+        return bool(self.books.groups) and len(self.books.ready) < len(self.books.layers)
+
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         return self._books(spec).bytes + Means.bytes(spec.layers, spec.seqs)
 
