@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import coattn
 from coattn.errors import UnsupportedError
 from coattn.hf.architectures import attention_modules, describe_layers
-from coattn.hf.families import refuse_family
+from coattn.hf.families import FAMILIES, note_family, refuse_family
 from coattn.hf.probe import NAME, look_at
 
 
@@ -81,7 +81,7 @@ def test_sinks_are_a_parameter_of_each_head() -> None:
         **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"), "an indexer"),
         **dict.fromkeys(("mimo_v2_flash",), "values of another size"),
         **dict.fromkeys(("mamba2", "falcon_mamba"), "no attention"),
-        "bart": "an encoder with",
+        **dict.fromkeys(("bart", "marian"), "an encoder with"),
         "gemma3n_text": "share keys",
         "llama4_text": "'chunked_attention'",
     }.items(),
@@ -92,7 +92,17 @@ def test_a_config_alone_is_refused_with_the_reason(family: str, reason: str) -> 
     assert reason in str(refused)
 
 
-def test_a_family_that_was_not_tested_runs_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_names_no_decoder_is_refused() -> None:
+    model = made("ModernBertDecoder", COMMON)
+    with pytest.raises(UnsupportedError, match="which of its modules is the decoder: it names a Linear"):
+        coattn.attach(model, "full").__enter__()
+
+
+def test_a_family_that_was_not_tested_runs_and_one_line_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(FAMILIES, "biogpt")
+    note_family.cache_clear()
     model = made("BioGpt", COMMON)
     with caplog.at_level(logging.WARNING, "coattn.hf"):
         for _ in range(2):

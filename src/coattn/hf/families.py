@@ -135,7 +135,7 @@ def refuse_family(config: Mapping[str, Any]) -> UnsupportedError | None:
             "takes images or sound, and coattn does not know how to load it alone.",
             f"Choose a checkpoint of text alone, or of one of {', '.join(WRAPPERS)}.",
         )
-    if config.get("is_encoder_decoder"):
+    if config.get("is_encoder_decoder") or config.get("encoder_layers"):
         return UnsupportedError(f"{kind!r} is an encoder with a decoder, and coattn runs decoders alone.", hint)
     does = next((does for keys, does in REASONS if any(config.get(key) for key in keys)), None)
     if does is None and config.get("head_dim") and config.get("v_head_dim") not in (None, config["head_dim"]):

@@ -95,6 +95,9 @@ def mixers_of(model: PreTrainedModel) -> tuple[Mixer, ...]:
 def see(model: PreTrainedModel) -> Seen:
     """`look_at` and `mixers_of` at once."""
     decoder: Any = model.get_decoder()
+    if not hasattr(decoder, "config"):
+        said = f"{type(model).__name__} does not say which of its modules is the decoder: it names a"
+        raise UnsupportedError(f"{said} {type(decoder).__name__}.", HINT)
     text = json.dumps({**decoder.config.to_dict(), "name_or_path": None}, sort_keys=True, default=str)
     key = type(decoder), text
     if key not in _seen:
