@@ -66,3 +66,11 @@ def test_the_reference_is_what_transformers_computes(monkeypatch: pytest.MonkeyP
         fusion = Fusion(session)
         assert "mixers" not in fusion.summary
         fusion.close()
+
+
+def test_states_in_float32_of_a_model_in_bfloat16_have_a_fused_step() -> None:
+    """What goes into them is rounded to bfloat16, by another product in another place."""
+    with Session(small("qwen3_5_text", 0).bfloat16().to(DEVICE)) as session:
+        fusion = Fusion(session)
+        assert fusion.summary["mixers"] == 2
+        fusion.close()

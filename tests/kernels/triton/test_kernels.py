@@ -17,6 +17,8 @@ from coattn.state import AttnState, Split, merge
 from coattn.types import BlockList
 
 pytest.importorskip("triton")
+from tests.kernels.triton.addresses import checked
+
 from coattn.kernels.triton import append as append_kernel
 from coattn.kernels.triton import attend as attend_kernel
 from coattn.kernels.triton import average as average_kernel
@@ -330,6 +332,24 @@ def test_experts_of_a_whole_model(tokens: int) -> None:
     index = random(tokens, count, dtype=dtype, seed=4).argsort(-1)[:, :top].contiguous()
     got, want = (m.experts(x, index, w, wide, down).float() for m in (expert_kernels, experts))
     assert (got - want).norm() < 0.01 * want.norm()
+
+
+def test_rotary_refuses_angles_of_some_channels() -> None:
+    """Its kernel would read the others past their end."""
+    q, angle = random(1, 2, 3, 32, dtype=torch.float32), random(1, 3, 8, dtype=torch.float32)
+    with pytest.raises(ValueError, match="angles of 8 channels of 32"):
+        model_kernels.rotary(q, q, angle.cos(), angle.sin())
+
+
+def test_the_interpreter_finds_loads_outside_of_tensors() -> None:
+    if DEVICE.type == "cuda":
+        pytest.skip("kernels are not interpreted")
+    weight = random(40, dtype=torch.float32)
+    x = random(1, 3, 40, dtype=torch.float32)
+    with pytest.raises(AssertionError, match="8 of 40 elements of 4 bytes lie outside every tensor"), checked():
+        with pytest.raises(Exception, match="outside every tensor"):
+            model_kernels.rms_norm(x, weight[:32].clone(), 1e-5)
+        model_kernels.rms_norm(x, weight, 1e-5)
 
 
 @pytest.mark.parametrize("kind", experts.KINDS)
