@@ -23,7 +23,7 @@ class Rounded(Sketcher):
         bit, own = plane % 8, len(plane) // (4 * WORD)
         left_over = (plane // WORD % own == own - 1) & bool(own % 2)
         kind, unit = torch.where(left_over, 0, bit // 4), 2.0 ** (bit % 4)
-        for each in kind.unique():
+        for each in range(int(kind.max()) + 1):
             at = kind == each
             codes = worth[..., at] / unit[at]
             step = codes.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127

@@ -334,11 +334,13 @@ def test_experts_of_a_whole_model(tokens: int) -> None:
     assert (got - want).norm() < 0.01 * want.norm()
 
 
-def test_rotary_refuses_angles_of_some_channels() -> None:
-    """Its kernel would read the others past their end."""
+def test_angles_of_other_channels_are_refused() -> None:
+    """Kernels would read past the end of the angles, or of a head."""
     q, angle = random(1, 2, 3, 32, dtype=torch.float32), random(1, 3, 8, dtype=torch.float32)
     with pytest.raises(ValueError, match="angles of 8 channels of 32"):
         model_kernels.rotary(q, q, angle.cos(), angle.sin())
+    with pytest.raises(ValueError, match="angles of 8 channels of 4"):
+        model_kernels.prepare_heads(random(1, 3, 16, dtype=torch.float32), angle.cos(), angle.sin(), 2, 1, 4)
 
 
 def test_the_interpreter_finds_loads_outside_of_tensors() -> None:

@@ -186,9 +186,11 @@ def prepare_heads(
     their first channels rotated, as many as there are cosines, by halves or in pairs of neighbours.
 
     norms: weights of queries and keys, epsilon, kind. q_step: numbers from one query to the next; None: d.
-    -> q `[1, q_heads, tokens, d]`, k `[1, kv_heads, tokens, d]`.
+    -> q `[1, q_heads, tokens, d]`, k `[1, kv_heads, tokens, d]`. Raises ValueError for cosines of more channels.
     """
     tokens = x.shape[1]
+    if cos.shape[-1] > d or sin.shape[-1] != cos.shape[-1]:
+        raise ValueError(f"there are angles of {cos.shape[-1]} channels of {d}")
     q = torch.empty(1, tokens, q_heads, d, dtype=x.dtype, device=x.device)
     k = torch.empty(1, tokens, kv_heads, d, dtype=x.dtype, device=x.device)
     q_weight, k_weight, eps, kind = (x, x, 0.0, -1) if norms is None else norms
