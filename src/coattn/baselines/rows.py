@@ -26,3 +26,4 @@ METHODS = (
     *(row for room in ROOMS for row in room.METHODS),
 )
 NEEDS = {word: text for room in ROOMS for word, text in getattr(room, "NEEDS", {}).items()}
+WORK_KINDS = {kind: text for room in ROOMS for kind, text in getattr(room, "WORK_KINDS", {}).items()}

@@ -22,3 +22,4 @@ NEEDS = {
     "prompt_codes": "an index of codes of each prompt's own",
     "prompt_books": "maintenance that makes codebooks of each prompt",
 }
+WORK_KINDS = {"cached": "in a cache of hot blocks in GPU memory"}
