@@ -111,14 +111,14 @@ AWQ = {
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**GEMMA_3, "model_type": "qwen2_5_vl"}, ("family 'qwen2_5_vl' hold a language model ('gemma3_text')",)),
+        ({**GEMMA_3, "model_type": "qwen3_vl_moe"}, ("family 'qwen3_vl_moe' hold a language model ('gemma3_text')",)),
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "nvfp4"}}, ("quantised by 'nvfp4'",)),
         ({**AWQ, "kv_lora_rank": 8}, ("family 'qwen2' compress keys", "docs/families.md lists")),
         ({**AWQ, "quantization_config": {"quant_method": "exl3"}}, ("quantised by 'exl3'", "bfloat16")),
         ({"model_type": "qwen2", "num_attention_heads": 0}, ("lacks a model's dimensions", "config.json")),
         ({"model_type": "nobodys"}, ("does not know the model type of", "Upgrade transformers")),
     ],
-    ids=["qwen2_5_vl", "gpt_oss", "mla", "exl3", "broken", "unknown"],
+    ids=["qwen3_vl_moe", "gpt_oss", "mla", "exl3", "broken", "unknown"],
 )
 def test_what_does_not_run_is_refused_by_its_config(
     config: dict[str, object], said: tuple[str, ...], tmp_path: Path

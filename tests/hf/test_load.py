@@ -124,7 +124,7 @@ def scramble(folder: Path) -> None:
 BROKEN: dict[str, Callable[[Path], object]] = {
     "does not know the model type": edit_config(model_type="xyzzy"),
     "'t5' is an encoder with a decoder": edit_config(model_type="t5", is_encoder_decoder=True),
-    "family 'qwen2_5_vl' hold a language model": edit_config(model_type="qwen2_5_vl"),
+    "family 'qwen3_vl_moe' hold a language model": edit_config(model_type="qwen3_vl_moe"),
     "needs code of its own": edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}),
     "lack model.layers.2.input_layernorm.weight and 8 more": edit_config(num_hidden_layers=3),
     "The model of": edit_config(intermediate_size=48),

@@ -41,10 +41,10 @@ def test_what_the_audit_found_is_among_all_cases(monkeypatch: pytest.MonkeyPatch
     )
     cases = probe.cases()
     assert cases.shape == (10, 2, 2, 2, 3)
-    assert len(seen) == 10
-    for step, (chosen, found) in enumerate(seen):
+    assert len(seen) == 20, "one of each sequence"
+    for i, (chosen, found) in enumerate(seen):
         own = torch.cat([found.error, found.missed, found.estimated])
-        torch.testing.assert_close(cases[step, chosen.row, chosen.layer, chosen.head], own, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(cases[i // 2, chosen.slot, chosen.layer, chosen.head], own, rtol=1e-4, atol=1e-7)
     assert len(probe.entries) == len(probe.seconds) == 10
     assert all(0 < entries <= 80 for entries in probe.entries)
 
@@ -53,7 +53,7 @@ def test_a_row_of_the_table() -> None:
     composed = compose(METHODS["auto"], quality=0.7, **PARAMS)
     found = run(small().cpu(), windows(2, 100), 80, composed, None)
     assert found["cases"] == 20 * 2 * 2 * 2
-    assert found["audits"] == 20
+    assert found["audits"] == 40
     assert found["error_target"] == pytest.approx(0.3)
     assert 0 < found["error"] <= found["error_largest"]
     assert found["held_back"] == 80

@@ -150,7 +150,8 @@ class FirstQueries(Maintenance):
     index: PartialKeys = field(init=False, repr=False)
 
     def plan_memory(self, spec: CacheSpec, config: CacheConfig, index: Index, select: Any) -> MemoryPlan:
-        return MemoryPlan(listed=select.budget if spec.tokens is None else min(select.budget, spec.tokens))
+        budget = getattr(select, "budget", 0)  # other rules list nothing ahead
+        return MemoryPlan(listed=budget if spec.tokens is None else min(budget, spec.tokens))
 
     def observe_queries(self, layer: int, q: Tensor, step: Step, scale: float) -> None:
         self.index.make_skew(layer, q)

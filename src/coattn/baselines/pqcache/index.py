@@ -187,7 +187,7 @@ class PromptBooks(Maintenance):
                 self._fit(slot, history)
 
     def after(self, layer: int, table: StepTable) -> None:
-        asked = self.select.asked.get(layer)
+        asked = getattr(self.select, "asked", {}).get(layer)  # other rules leave the cache as it is
         if asked is not None:
             blocks, lens = table.column("host_blocks"), table.column("host_lens")
             self.index.hot[layer].renew(self.cache.dram.memory[layer], blocks, lens, table.seq, *asked)
