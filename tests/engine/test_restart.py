@@ -204,3 +204,23 @@ def test_a_row_that_does_not_share_says_so_and_writes_nothing(tmp_path: Path) ->
         save(llm)
         assert llm.report()["not_shared"] is not None
         assert llm.report()["disk"]["written"] == 0
+
+
+def test_what_fails_while_saving_costs_no_request_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("no such device")
+
+    with engine("full", tmp_path) as llm:
+        (first,) = llm.generate(TEXTS[0], PARAMS)
+        save(llm)
+        monkeypatch.setattr(llm.engine.store.disk.files, "touch_later", fails)  # type: ignore[union-attr]
+        with caplog.at_level(logging.WARNING, "coattn"):
+            again, other = llm.generate([TEXTS[0], TEXTS[1]], PARAMS)
+            save(llm)
+        assert again.token_ids == first.token_ids
+        assert (again.error, other.error) == (None, None)
+        assert "cannot be put on disk: no such device" in caplog.text
+        assert llm.report()["disk"]["failed"] >= 1
+        in_order(llm)

@@ -126,7 +126,17 @@ class DiskPrefixCache:
 
     def save(self, most: int) -> bool:
         """Copies new blocks for the writer: so many bytes at most, as far as its queue has room. False: it has copied
-        none."""
+        none. Whatever fails here costs no step anything: what was to be written is read again after a restart."""
+        try:
+            return self._save(most)
+        except Exception as error:
+            log.warning("What is stored cannot be put on disk: %s.", one_line(error))
+            self.counts["failed"] += 1
+            for waiting in (self._unsaved, self._unsaved_states, self._used):
+                waiting.clear()
+            return False
+
+    def _save(self, most: int) -> bool:
         one = max(1, self._blocks.block_bytes)
         room = self.files.room // one
         nodes = list(islice(self._unsaved.values(), min(room, max(1, most // one))))
