@@ -145,9 +145,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   uint4* const own_places = (uint4*)(shared + threadIdx.x * 16);
   for (int s = 0; s < STAGES; ++s)
-    for (int i = 0; i < PLACES; ++i)  // rows and tokens that there are not
-      if (i < CODES || (i - CODES) / 4 * 8 + g >= m)
-        own_places[(s * PLACES + i) * THREADS] = make_uint4(0, 0, 0, 0);
+    for (int i = CODES; i < PLACES;
+         ++i)  // tokens that there are not; what lies in place of rows gives sums that nobody reads
+      if ((i - CODES) / 4 * 8 + g >= m) own_places[(s * PLACES + i) * THREADS] = make_uint4(0, 0, 0, 0);
   Place to;
   for (int s = 0; s < STAGES - 1; ++s, to.next(turns)) fetch_codes(to);
   Place at;
