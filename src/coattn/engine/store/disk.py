@@ -106,10 +106,16 @@ class DiskPrefixCache:
             waited = True
         self.prompts.note(spans, time.perf_counter() - start, waited or not on_gpu)
 
-    def note(self, nodes: Sequence[PrefixNode]) -> None:
-        """Nodes are new, or were used just now: those that are not on the disk are to be written."""
-        new = {node.key: node for node in nodes if node.key not in self}
-        self._unsaved |= new
+    def note(self, node: PrefixNode) -> None:
+        """A node is new: it is to be written."""
+        if node.key not in self:
+            self._unsaved[node.key] = node
+
+    def use(self, nodes: Sequence[PrefixNode]) -> None:
+        """A text was used just now, as far as it is stored: what is not on the disk is to be written. Its files get
+        their order when all is: the end leaves first."""
+        for node in nodes:
+            self.note(node)
         self._used.append([_name(node.key) for node in nodes])
 
     def note_state(self, key: bytes, state: Tensors, number: int) -> None:

@@ -150,6 +150,12 @@ class FileCache:
         """The same of the files of several texts, once all that was put is written."""
 
         def touch() -> None:
+            with self._lock:  # those that begin another text are written before the ends of these
+                queued = any(name in self._queued for names in texts for name in names)
+            if queued:
+                with contextlib.suppress(RuntimeError):  # it is closing
+                    self._writer.submit(touch)
+                return
             for names in texts:
                 self.touch(names)
             with self._lock:

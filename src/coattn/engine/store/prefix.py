@@ -56,7 +56,7 @@ class PrefixCache:
         node = self.nodes[key] = PrefixNode(key, tuple(blocks), number, 1)
         self._blocks.hold([(i,) for i in blocks])
         if self._disk is not None:
-            self._disk.note([node])
+            self._disk.note(node)
         return node
 
     def adopt(self, nodes: Sequence[PrefixNode]) -> None:

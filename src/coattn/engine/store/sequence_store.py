@@ -131,7 +131,7 @@ class SequenceStore:
             self._park(request)
         request.cursor = None
         if self.disk is not None:
-            self.disk.note(cursor.nodes)
+            self.disk.use(cursor.nodes)
         self.prefixes.leave(cursor.nodes)
 
     def forget(self, request: Request) -> None:
