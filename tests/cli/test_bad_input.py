@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "--file", ""], ["--file is empty"]),
         (["generate", "w1", "w2"], ["unexpected extra argument (w2)."]),
         (["serve", "--name", " "], ["--name is empty"]),
+        (["serve", "--disk-cache", "kv", "--no-reuse"], ["--disk-cache keeps what prompts share"]),
         (["bench", "decode", "--methods", "full,fulll"], ["no method 'fulll'"]),
         (["bench", "decode", "--context", "16", "--steps", "16"], ["--steps is 16"]),
         (["bench", "requests", "--set", "budget=0", "--methods", "scout"], ["budget is 0"]),

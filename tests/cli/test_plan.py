@@ -75,6 +75,17 @@ def test_positions_are_said_in_the_first_line() -> None:
     assert "coattn serve" not in done.stdout
 
 
+def test_what_yarn_needs_is_said_word_for_word(tmp_path: Path) -> None:
+    config = json.loads(json.dumps(AWQ)) | {"max_position_embeddings": 40960, "num_key_value_heads": 2}
+    done = coattn("plan", with_config(tmp_path, config), *CARD, "--context", "128k")
+    assert '"max_position_embeddings": 163840 and "rope_scaling": {"rope_type": "yarn", "factor": 4.0,' in done.stdout
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    done = coattn("plan", with_config(tmp_path, config), *CARD, "--context", "128k")
+    assert 'set "max_position_embeddings": 131072 in its config.json' in done.stdout.replace("\n", " ")
+    config["max_position_embeddings"] = 131072
+    assert "Too long" not in coattn("plan", with_config(tmp_path, config), *CARD, "--context", "128k").stdout
+
+
 def test_one_row_with_settings_is_counted_by_the_cache() -> None:
     shares = {}
     for groups in ("32", "64"):

@@ -37,7 +37,7 @@ def test_sigterm_under_load_ends_every_stream_properly(folder: Path) -> None:
             if line.startswith("ready:"):
                 break
         assert said[:2] == [f"listening on {url}\n", f"loading {folder}; requests get a 503 meanwhile\n"]
-        assert f"a chat is at {url}/, OpenAI's API at {url}/v1" in said[-1]
+        assert f"a chat is at {url}/, OpenAI's API at {url}/v1, Anthropic's at {url}" in said[-1]
         rest = threading.Thread(target=lambda: said.extend(process.stderr or ()))
         rest.start()
         client = httpx.Client(base_url=url, timeout=60, trust_env=False)

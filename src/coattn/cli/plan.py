@@ -142,9 +142,15 @@ def _own_gpu() -> str | None:
 def _too_long(shape: ModelShape, tokens: int) -> str | None:
     if shape.positions is None or tokens <= shape.positions:
         return None
+    rope = shape.config.get("rope_scaling") or shape.config.get("rope_parameters") or {}
+    own, factor = rope.get("original_max_position_embeddings") or shape.positions, rope.get("factor", 4.0)
+    keys = f'"max_position_embeddings": {max(tokens, int(own * factor))}'
+    if rope.get("rope_type", rope.get("type")) != "yarn":
+        yarn = f'{{"rope_type": "yarn", "factor": {factor}, "original_max_position_embeddings": {own}}}'
+        keys = f'"max_position_embeddings": {int(own * factor)} and "rope_scaling": {yarn}'
     return (
         f"Too long: {shape.name} has {shape.positions:,} positions, and {tokens:,} tokens are more. Ask for --context "
-        f"{shape.positions} at most, or set rope_scaling (YaRN) in its config.json if its card allows."
+        f"{shape.positions} at most; or, if the model's page says that it takes YaRN, set {keys} in its config.json."
     )
 
 

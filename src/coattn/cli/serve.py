@@ -147,6 +147,8 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
             )
     if options["traces"] is not None:
         check_traces(options["traces"])
+    if options["disk_cache"] is not None and options["no_reuse"]:
+        raise ConfigError("--disk-cache keeps what prompts share, but --no-reuse is given.", "Leave one of them out.")
     settings = Settings(
         keys=keys,
         max_body=parse_bytes(options["max_body"], "--max-body") or 0,
@@ -180,7 +182,7 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
 
     def say(llm: LLM) -> None:
         name, size = llm.composed.method.name, f"{llm.max_length:,} tokens, {llm.runner.slots} at a time"
-        where = f"a chat is at {url}/, OpenAI's API at {url}/v1"
+        where = f"a chat is at {url}/, OpenAI's API at {url}/v1, Anthropic's at {url}"
         tell(f"ready: {llm.name} under {name}, {size}; {where}")
 
     service = Service(settings, open_engine)
