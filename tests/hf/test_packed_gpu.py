@@ -1,12 +1,12 @@
 """Checkpoints in 4 to 8 bits on a GPU: the model's numbers, steps that a GPU replays, and the memory that they take."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.engine.small import greedy
-from tests.hf import gguf_files
 from tests.hf.quantised_folders import write
 
 from coattn import LLM, attach
@@ -16,6 +16,7 @@ from coattn.hf.quantised.module import PackedExperts, PackedModule
 from coattn.hf.stored import bytes_of
 
 pytestmark = pytest.mark.gpu
+NEEDS_GGUF = pytest.mark.skipif(find_spec("gguf") is None, reason="the package gguf is not installed")
 DTYPES = [torch.float16, torch.bfloat16]
 IDS = torch.randint(3, 160, (1, 30), generator=torch.Generator().manual_seed(2))
 CASES = [
@@ -26,13 +27,18 @@ CASES = [
     ("nf4", "llama"),
     ("bnb int8", "llama"),
     ("mxfp4", "gpt_oss"),
-    *((kind, "gguf") for kind in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")),
+    *(
+        pytest.param(kind, "gguf", marks=NEEDS_GGUF)
+        for kind in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+    ),
 ]
 
 
 def made(folder: Path, scheme: str, family: str) -> tuple[str, Any]:
     """What to load, and the model of its numbers."""
     if family == "gguf":
+        from tests.hf import gguf_files
+
         return str(folder / "m.gguf"), gguf_files.write(folder / "m.gguf", scheme, tied=True)
     return str(folder), write(folder, scheme, family)
 
@@ -69,8 +75,11 @@ def test_a_replayed_step_gives_the_tokens_of_one_layer_by_layer(scheme: str, fam
     assert list(output.token_ids[:3]) == want[:3]
 
 
+@NEEDS_GGUF
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "IQ4_XS"])
 def test_a_file_takes_its_own_bytes_of_gpu_memory(kind: str, tmp_path: Path) -> None:
+    from tests.hf import gguf_files
+
     gguf_files.write(tmp_path / "m.gguf", kind)
     stored = sum(each.size for each in read_tensors(tmp_path / "m.gguf").values())
     before = torch.cuda.memory_allocated()

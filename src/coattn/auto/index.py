@@ -266,7 +266,8 @@ class Sketch(BookedIndex):
                     found.add(("score_sketch.cu", tuple(scoring.constants(q, kept, n, s.softcap).items())))
             if pool.packed is not None:
                 found.add(("attend_pool.cu", tuple(attending.constants(q[:, None], pool.gpu, s.softcap).items())))
-            found.add(("renew_pool.cu", tuple(renewing.constants(pool.places).items())))
+            if pool.places:
+                found.add(("renew_pool.cu", tuple(renewing.constants(pool.places).items())))
             found.add(("bound_scores.cu", (("THREADS", bounding.THREADS),)))
         return found
 

@@ -77,9 +77,8 @@ def test_attend(
     torch.testing.assert_close(found.merged().lse, wanted.lse, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.gpu  # the interpreter has no bfloat16
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, marks=pytest.mark.gpu), torch.float16])
 def test_attend_in_16_bits_is_as_near_as_attention_over_the_unpacked_blocks(form: str, dtype: torch.dtype) -> None:
     blocks = filled(form, 12, 2, 16, 64, dtype)
     exact = TokenBlocks(blocks.memory, form, 16, 64, torch.float32).read(torch.arange(12, device=DEVICE))

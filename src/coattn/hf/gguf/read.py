@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
@@ -16,8 +15,6 @@ from coattn.hf.quantised.module import PackedEmbedding, PackedLinear, PackedModu
 from coattn.hf.quantised.read import skeleton
 from coattn.hf.refusals import explained, refuse_gaps
 from coattn.hf.stored import stored
-
-untyped: Any = gguf  # it carries no annotations
 
 INTERLEAVED = ("llama", "mistral")
 """Architectures whose queries and keys have the halves of each head in turns."""
@@ -129,5 +126,8 @@ def config_of(path: Path) -> Any:
 
 def names_of(kind: str, layers: int) -> Any:
     """Its `get_name` makes the names of GGUF's tensors of those of modules."""
+    import gguf
+
+    untyped: Any = gguf  # it carries no annotations
     known = {name: arch for arch, name in untyped.MODEL_ARCH_NAMES.items()}
     return untyped.get_tensor_name_map(known.get(kind, known["llama"]), layers)

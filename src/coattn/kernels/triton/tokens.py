@@ -135,8 +135,7 @@ def _attend_tokens(
     r = tl.arange(0, ROWS)
     here = (g < GROUP)[:, None] & (d < HALF)[None, :]
     kind = q_ptr.dtype.element_ty
-    # weights times scales may be too small for float16
-    wide: tl.constexpr = tl.float32 if EXACT else tl.bfloat16
+    wide: tl.constexpr = tl.float32 if EXACT else kind
     matrix = _signs(HALF_PAD, POWER, kind)
     q_at = q_ptr + seq * q_seq + (head * GROUP + g[:, None]) * q_head + d[None, :]
     a = tl.load(q_at, mask=here, other=0.0)
@@ -182,10 +181,13 @@ def _attend_tokens(
         a_step, a_middle = _numbers(halves_ptr, numbers, seen, 0, BITS, BLOCK)
         b_step, b_middle = _numbers(halves_ptr, numbers, seen, 1, BITS, BLOCK)
         common = tl.sum(weights * a_middle[None, :], 1)
-        own = tl.dot((weights * a_step[None, :]).to(wide), a_codes, input_precision=PRECISION)
+        # of the largest step in the tile: weights times steps alone may be too small for float16
+        most = tl.maximum(tl.max(a_step, 0), 1e-20)
+        own = tl.dot((weights * (a_step / most)[None, :]).to(wide), a_codes, input_precision=PRECISION) * most
         a_out = a_out * shrink[:, None] + (own + common[:, None])
         common = tl.sum(weights * b_middle[None, :], 1)
-        own = tl.dot((weights * b_step[None, :]).to(wide), b_codes, input_precision=PRECISION)
+        most = tl.maximum(tl.max(b_step, 0), 1e-20)
+        own = tl.dot((weights * (b_step / most)[None, :]).to(wide), b_codes, input_precision=PRECISION) * most
         b_out = b_out * shrink[:, None] + (own + common[:, None])
 
     some = total > 0
