@@ -1,15 +1,18 @@
-"""A rehearsal leaves nothing behind; what a first request compiles after it is measured in the laboratory."""
+"""A rehearsal leaves nothing behind, and a first request after it compiles nothing."""
 
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.small import DEVICE, greedy, in_order, llm, prompt
 from tests.hf.families import tiny
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import coattn
 from coattn.engine.runner import rehearse as rehearsing
 from coattn.engine.runner.rehearse import rehearse
 from coattn.errors import BudgetError, EngineError
+from coattn.kernels.cuda import nvrtc
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("full", {}),
@@ -80,3 +83,30 @@ def test_what_fails_in_it_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyP
         with pytest.raises(EngineError, match="broken"):
             rehearse(engine.runner, engine.max_length)
         in_order(engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("method", ["full", "auto", "scout"])
+def test_a_first_request_compiles_nothing(method: str) -> None:
+    import triton
+    from tests.engine.small import tokenizer
+
+    config = LlamaConfig(
+        vocab_size=260, hidden_size=512, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=8192, eos_token_id=256, pad_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    made: list[str] = []
+    with coattn.LLM((model, tokenizer()), method, max_batch=2, max_length=8192) as engine:
+        engine.warm_up()
+        before = dict(nvrtc.counts)
+        knobs = triton.knobs.runtime
+        knobs.jit_post_compile_hook = lambda **given: made.append(given["repr"]) and None
+        try:
+            for seed in (0, 1):  # the second as a hit
+                engine.generate([prompt(6000, seed=0) + prompt(9, seed)], greedy(24, ignore_eos=True))
+        finally:
+            knobs.jit_post_compile_hook = None
+        assert made == []
+        assert dict(nvrtc.counts) == before

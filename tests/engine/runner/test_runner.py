@@ -191,7 +191,7 @@ def test_captured_steps_equal_plain_ones(family: str, name: str, world: Any) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["full", "full, int8", "cpu", "hgca", "scout, int8"])
+@pytest.mark.parametrize("name", ["full", "full, int8", "full, int4", "cpu", "hgca", "scout, int8"])
 def test_captured_steps_in_16_bits(name: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of 16-bit numbers, among them the products of several tokens; nothing here is left to a border."""
     from coattn.kernels.cuda import product
