@@ -1,9 +1,11 @@
 """`linear`: a linear layer, and the residual it is added to."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from coattn.kernels.cuda import product
+from coattn.kernels.invariant import most_rows
 from coattn.kernels.packed_linear import packed_linear
 from coattn.kernels.quantise.weights import Packed
 
@@ -12,6 +14,8 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None, residual: Te
     """x `[.., k]` times weight `[n, k]`, packed or not, plus residual `[.., n]`; rounded before it is added."""
     if isinstance(weight, Packed):
         return packed_linear(x, weight, bias, residual)
+    if (most := most_rows()) is not None:
+        return linear_invariant(x, weight, bias, residual, most)
     if x.device.type == "cuda":
         from coattn.kernels.triton import linear as triton
 
@@ -21,3 +25,23 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None, residual: Te
             return triton.linear(x, weight, bias, residual)
     out = functional.linear(x, weight, bias)
     return out if residual is None else residual + out
+
+
+def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, most: int) -> Tensor:
+    """The same by one kernel, one tile and one order of sums for every number of tokens up to `most`, so that a token's
+    bits do not depend on the others.
+
+    weight is contiguous. By `cuda/product.cu` where it takes these weights: how it adds up depends on k alone.
+    """
+    from coattn.kernels.triton import linear as triton
+
+    rows = x.reshape(-1, weight.shape[1]).contiguous()
+    rows = rows if rows.data_ptr() % 16 == 0 else rows.clone()
+    if most <= product.MOST_TOKENS and product.refuses_weight(rows, weight) is None:
+        added = [None] * len(rows) if residual is None else residual.reshape(-1, len(weight)).split(product.MOST_TOKENS)
+        pairs = zip(rows.split(product.MOST_TOKENS), added, strict=False)
+        parts = [product.product(some, weight, bias, more) for some, more in pairs]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    else:
+        out = triton.linear_invariant(rows, weight, bias, residual, most)
+    return out.view(*x.shape[:-1], len(weight))

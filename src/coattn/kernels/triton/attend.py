@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.invariant import seqs_for
 from coattn.kernels.quantise.tokens import TokenBlocks
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.softcap import capped
@@ -151,7 +152,8 @@ def attend(
     """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
-    splits, tile = splits_of(seqs, kv_heads, picked.longest), tile_of(seqs * kv_heads, blocks)
+    like = seqs_for(seqs)
+    splits, tile = splits_of(like, kv_heads, picked.longest), tile_of(like * kv_heads, blocks)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group = q_heads // kv_heads
