@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from coattn.engine.handle import Handle
     from coattn.engine.prompts import Prompt, PromptReader
     from coattn.engine.request import Request, RequestOutput
-    from coattn.engine.runner.runner import Runner
     from coattn.engine.sampling.logits import Guide
     from coattn.engine.session import Session as Conversation
     from coattn.hf.load import Loaded
@@ -53,9 +52,9 @@ class LLM(AbstractContextManager["LLM"]):
         many as `target_ms` allows, others 2,048, on a GPU 8,192: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
         and 40 times while several prompts are read or wait. Not with `chunk`.
-    deterministic: whether a greedy answer is the same bits whoever else runs; under `full`, `cpu` and `offload`. Prompts
-        are read in chunks of `chunk`, left out 512 tokens, on a GPU 2,048. Layer by layer, as on a CPU, sequences decode
-        one after another.
+    deterministic: whether a greedy answer is the same bits whoever else runs; under `full`, `cpu` and `offload`.
+        Prompts are read in chunks of `chunk`, left out 512 tokens, on a GPU 2,048. Where steps are not captured, as on
+        a CPU, sequences decode one after another.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.

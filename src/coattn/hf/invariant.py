@@ -16,13 +16,14 @@ from coattn.hf.quantised.module import PackedLinear
 from coattn.kernels.invariant import invariant
 from coattn.kernels.linear import linear_invariant
 
-ROWWISE = frozenset(
-    "alias arange argmax as_strided cat clone constant_pad_nd copy_ detach embedding empty empty_like empty_strided "
-    "expand fill_ full full_like gather index index_select isfinite lift_fresh max native_layer_norm _fused_rms_norm "
-    "new_empty new_empty_strided new_ones new_zeros ones ones_like permute repeat reshape scalar_tensor select slice "
-    "split split_with_sizes squeeze stack t _to_copy transpose unbind unsqueeze _unsafe_view view where zero_ zeros "
-    "zeros_like amax".split()
-)
+ROWWISE = (
+    "_fused_rms_norm", "_to_copy", "_unsafe_view", "alias", "amax", "arange", "argmax", "as_strided", "cat",
+    "clone", "constant_pad_nd", "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
+    "fill_", "full", "full_like", "gather", "index", "index_select", "isfinite", "lift_fresh", "max",
+    "native_layer_norm", "new_empty", "new_empty_strided", "new_ones", "new_zeros", "ones", "ones_like", "permute",
+    "repeat", "reshape", "scalar_tensor", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t",
+    "transpose", "unbind", "unsqueeze", "view", "where", "zero_", "zeros", "zeros_like",
+)  # fmt: skip
 """Operations that give each row what they give it alone, besides those that PyTorch calls pointwise. A norm of a layer
 is a block of threads for each row, whatever the number of rows; a maximum is the same in every order."""
 
@@ -33,7 +34,7 @@ def row_invariant(most: int) -> Iterator[None]:
 
     Raises UnsupportedError at an operation of which that is not known.
     """
-    with invariant(most), _Rows(most):  # type: ignore[no-untyped-call]
+    with invariant(most), _Rows(most):
         yield
 
 
@@ -52,7 +53,7 @@ class _Rows(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Products and sums are those of `linear_invariant`."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most = most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,7 @@
 """Steps in which a row's result must not depend on how many rows there are.
 
-Kernels choose tiles and cuts by the number of rows, and so add up in another order. Inside `invariant` those of a decode
-step choose by what never changes: the shapes of weights, and the most rows that a step can have.
+Kernels choose tiles and cuts by the number of rows, and so add up in another order. Inside `invariant` those of a
+decode step choose by what never changes: the shapes of weights, and the most rows that a step can have.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from coattn.kernels.cuda import product
 from coattn.kernels.invariant import most_rows
 from coattn.kernels.packed_linear import packed_linear
 from coattn.kernels.quantise.weights import Packed
+from coattn.kernels.triton.launch import MOST_TOKENS
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
@@ -37,11 +38,11 @@ def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: T
 
     rows = x.reshape(-1, weight.shape[1]).contiguous()
     rows = rows if rows.data_ptr() % 16 == 0 else rows.clone()
-    if most <= product.MOST_TOKENS and product.refuses_weight(rows, weight) is None:
-        added = [None] * len(rows) if residual is None else residual.reshape(-1, len(weight)).split(product.MOST_TOKENS)
-        pairs = zip(rows.split(product.MOST_TOKENS), added, strict=False)
-        parts = [product.product(some, weight, bias, more) for some, more in pairs]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    else:
-        out = triton.linear_invariant(rows, weight, bias, residual, most)
-    return out.view(*x.shape[:-1], len(weight))
+    if most > MOST_TOKENS or product.refuses_weight(rows, weight) is not None:
+        return triton.linear_invariant(rows, weight, bias, residual, most).view(*x.shape[:-1], len(weight))
+    added = None if residual is None else residual.reshape(-1, len(weight))
+    if len(rows) <= MOST_TOKENS:
+        return product.product(rows, weight, bias, added).view(*x.shape[:-1], len(weight))
+    parts = (slice(start, start + MOST_TOKENS) for start in range(0, len(rows), MOST_TOKENS))
+    made = [product.product(rows[at], weight, bias, None if added is None else added[at]) for at in parts]
+    return torch.cat(made).view(*x.shape[:-1], len(weight))

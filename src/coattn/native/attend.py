@@ -11,7 +11,6 @@ from coattn.native.blocks import Blocks
 from coattn.native.call import Call
 from coattn.native.core import check, check_table_heads, check_tensor, elem, element_of, extension
 
-
 PIECE_TILES = 32
 """Tiles of up to 32 tokens after which a list is cut that is cut by its own length alone."""
 

@@ -53,7 +53,7 @@ class Sampler:
             return batch.read(batch.columns(logits.float()).tolist())
         self._single = self._single or [_Batch(logits, [each]) for each in who]
         # rows in memory of their own: how a sum begins may depend on where it lies
-        rows = [each.columns(row.clone().float()) for each, row in zip(self._single, logits.split(1), strict=True)]
+        rows = [each.columns(logits[i : i + 1].clone().float()) for i, each in enumerate(self._single)]
         lists = [row.tolist() for row in rows]  # after all of them are under way
         return [drawn for each, row in zip(self._single, lists, strict=True) for drawn in each.read(row)]
 

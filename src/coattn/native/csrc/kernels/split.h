@@ -36,7 +36,8 @@ class SplitPlan {
     const int64_t total = first_[items];
     cut_.assign(1, 0);
     for (int64_t i = 0; fixed && i < items; ++i) {
-      for (int64_t at = first_[i]; at < first_[i + 1];) cut_.push_back(at = std::min(at + fixed, first_[i + 1]));
+      for (int64_t at = first_[i]; at < first_[i + 1];)
+        cut_.push_back(at = std::min(at + fixed, first_[i + 1]));
     }
     while (cut_.back() < total) {
       const int64_t left = total - cut_.back(), size = share(left, workers, min_tiles);
