@@ -75,7 +75,8 @@ def main(shapes: str, methods: str, prompt: int, layers: int, device: str) -> No
                     llm.generate([ids], SamplingParams(max_new_tokens=24, ignore_eos=True))
                     times.append(time.perf_counter() - start)
                 more = {kind: new for kind, n in nvrtc.counts.items() if (new := n - before.get(kind, 0))}
-                shown = f"first {times[0]:.3f} s, tenth {times[-2]:.3f} s ({times[0] / times[-2]:.2f}), hit {times[-1]:.3f} s"
+                first, tenth, hit = times[0], times[-2], times[-1]
+                shown = f"first {first:.3f} s, tenth {tenth:.3f} s ({first / tenth:.2f}), hit {hit:.3f} s"
                 print(f"{name:>8}  {shown}; compiled: Triton {dict(made) or 'nothing'}, CUDA {more or 'nothing'}")
 
 
