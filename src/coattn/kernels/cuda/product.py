@@ -33,16 +33,21 @@ class Cut(NamedTuple):
 def refuses(x: Tensor, weight: Tensor) -> str | None:
     """Why another product is the better one, or None."""
     tokens = x.numel() // x.shape[-1]
+    if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
+        return f"there are {tokens} tokens"
+    if x.stride(-1) != 1 or x.data_ptr() % 16 or any(step % 8 for step in x.stride()[:-1]):
+        return "the tokens are not aligned"
+    return refuses_weight(x, weight)
+
+
+def refuses_weight(x: Tensor, weight: Tensor) -> str | None:
+    """Why it cannot take a weight, whatever the number of tokens, or None. x: aligned tokens."""
     n, k = weight.shape
     if x.device.type != "cuda" or not own_products():
         return "made for compute capability 9"
-    if not FEWEST_TOKENS <= tokens <= MOST_TOKENS or x.dtype not in DTYPES:
-        return f"{tokens} tokens of {x.dtype}"
-    if weight.dtype != x.dtype or n % 8 or k % 32 or not weight.is_contiguous() or x.stride(-1) != 1:
+    if x.dtype not in DTYPES or weight.dtype != x.dtype or n % 8 or k % 32 or not weight.is_contiguous():
         return "the operands have no form that fits"
-    if x.data_ptr() % 16 or weight.data_ptr() % 16 or any(step % 8 for step in x.stride()[:-1]):
-        return "the operands are not aligned"
-    return None
+    return "the weight is not aligned" if weight.data_ptr() % 16 else None
 
 
 def warps_of(n: int) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 from coattn.kernels.card import shared_memory
+from coattn.kernels.invariant import seqs_for
 from coattn.kernels.quantise.tokens import TokenBlocks
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.softcap import capped
@@ -159,9 +160,9 @@ def attend(
     """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
-    row_bytes = max(16, triton.next_power_of_2(d)) * blocks.element_size()
-    tile = tile_of(seqs * kv_heads, row_bytes, shared_memory(q.device) if q.is_cuda else 0)
-    splits = splits_of(seqs, kv_heads, picked.longest, row_bytes)
+    like, row_bytes = seqs_for(seqs), max(16, triton.next_power_of_2(d)) * blocks.element_size()
+    tile = tile_of(like * kv_heads, row_bytes, shared_memory(q.device) if q.is_cuda else 0)
+    splits = splits_of(like, kv_heads, picked.longest, row_bytes)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group = q_heads // kv_heads

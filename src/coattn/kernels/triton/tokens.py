@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.invariant import seqs_for
 from coattn.kernels.quantise.tokens import BITS, TokenBlocks, power
 from coattn.kernels.triton.attend import ROWS, splits_of
 from coattn.kernels.triton.launch import options
@@ -268,7 +269,8 @@ def attend(
     seqs, _, q_heads, d = q.shape
     memory = blocks.memory
     kv_heads = memory.shape[1]
-    splits = splits_of(seqs, kv_heads, picked.longest)
+    like = seqs_for(seqs)
+    splits = splits_of(like, kv_heads, picked.longest)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group, lists, exact = q_heads // kv_heads, picked.table.shape[1], q.dtype == torch.float32
@@ -281,7 +283,7 @@ def attend(
         splits, q_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), ROWS=ROWS, **_constants(blocks),
         CAP=softcap is not None, PRECISION="ieee" if exact else "tf32", EXACT=exact, STAMP=stamp is not None,
-        num_warps=WARPS, num_stages=stages_of(seqs * kv_heads), **options(seqs),
+        num_warps=WARPS, num_stages=stages_of(like * kv_heads), **options(seqs),
     )  # fmt: skip
     return Split(out, lse)
 
