@@ -92,10 +92,12 @@ def refuses(x: Tensor, weight: Tensor) -> str | None:
 def tile_of(tokens: int, n: int, k: int) -> Tile:
     """What was fastest on an H200, by shape."""
     if tokens == 1:
-        if k > 4096 and k % 4096:  # rows that 4,096 columns at a time would read past the end
-            return (4, 1024, 4, 1) if n < 16384 and k < 8192 else (8, 1024, 8, 1)
-        columns = min(4096, max(128, triton.next_power_of_2(k)))
-        return min(16, 8192 // columns), columns, 4, 1
+        if k > 8192:
+            return (8, 512, 8, 1) if n >= 5120 else (4, 1024, 8, 1)
+        if k <= 2048 or (k > 4096 and k % 4096):  # rows that 4,096 columns at a time would read past the end
+            columns = min(512, max(128, triton.next_power_of_2(k)))
+            return 2048 // columns, columns, 4, 1
+        return 1, 4096, 4, 1
     if k % 4096 and n >= 5120:  # rows of 5,120 or 17,408: 184 us a layer of 14B instead of 190
         return (64, 64, 4, 3) if n >= 16384 else (64, 128, 4, 6)
     if k >= 8192:
