@@ -31,6 +31,7 @@ from coattn.hf.gguf.read import GgufCheckpoint, config_of
 from coattn.hf.gguf.tokenizer import read_tokenizer
 from coattn.hf.load import DTYPES, choose_device
 from coattn.hf.quantised.module import PackedModule
+from coattn.hf.refusals import quiet
 from coattn.hf.stored import bytes_of
 from coattn.kernels.quantise.weights import unpack
 from coattn.text import read_text
@@ -45,7 +46,8 @@ def by_transformers(path: Path, dtype: torch.dtype, device: torch.device) -> Any
     """The model whose weights Transformers makes numbers of."""
     made = getattr(transformers, "GgufConfig", None)  # newer releases keep blocks packed unless they are told
     options = {} if made is None else {"quantization_config": made(dequantize=True)}
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype, **options)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype, **options)
     return model.to(device).eval()
 
 
