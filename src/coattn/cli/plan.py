@@ -82,8 +82,8 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     from coattn.tools.plan.shape import read_shape
 
     method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
-    settings = 1e9 * options["dram_speed"], 1.0 if share is None else share, options["chunk"]
-    machine = Machine(*_machine(options), *settings)
+    card, dram = _machine(options)
+    machine = Machine(card, dram, 1e9 * options["dram_speed"], 1.0 if share is None else share, options["chunk"])
     name, config = known.find_config(model)
     check_config(config)
     shape = read_shape(name, config, options["dtype"])
