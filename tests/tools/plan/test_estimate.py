@@ -162,5 +162,5 @@ def test_shorter_chunks_and_packed_weights_are_counted() -> None:
     assert not usual.fits_gpu
     assert short.fits_gpu
     assert short.workspace < usual.workspace - (1 << 30)
-    matrix = 25600 * 5120 * 2
+    matrix = 2 * 25600 * 5120 * 2
     assert usual.workspace == estimate("auto", plain, 1, 131072, machine).workspace + matrix

@@ -115,8 +115,8 @@ def estimate(
     widths = 3 * model.largest + 4 * model.hidden + 2 * (model.q_heads + 2 * model.kv_heads) * model.head_dim
     activations = min(tokens, machine.chunk) * model.item_bytes * widths  # while a chunk of a prompt is in a layer
     workspace = RESERVED * machine.card.count + activations
-    if model.packed:  # numbers of one matrix
-        workspace += model.largest * model.hidden * model.item_bytes
+    if model.packed:  # numbers of one matrix: gate and up together
+        workspace += 2 * model.largest * model.hidden * model.item_bytes
     states = STATE_ROWS * batch * model.state_bytes
     kv, dram = counted or held(method, model, batch, tokens, machine.card.memory - weights - workspace - states)
     kv += states
