@@ -80,8 +80,12 @@ def test_every_way_to_run_a_mixture_gives_the_same_tokens(scheme: str, family: s
 
 @pytest.mark.model
 @pytest.mark.parametrize("scheme", ["awq", "gptq", "int4", "int8", "fp8 rows", "fp8 blocks", "nf4", "bnb int8"])
-def test_a_trained_model_gives_the_logits_of_its_numbers(scheme: str, smollm2: Path, tmp_path: Path) -> None:
-    numbers = write(tmp_path, scheme, model=load(smollm2, dtype="float32", device="cpu").model)
+def test_a_trained_model_gives_the_logits_of_its_numbers(scheme: str, tmp_path: Path) -> None:
+    """Its first layers."""
+    trained: Any = load("smollm2", dtype="float32", device="cpu").model
+    del trained.model.layers[3:]
+    trained.config.num_hidden_layers = 3
+    numbers = write(tmp_path, scheme, model=trained)
     model = load(tmp_path, dtype="float32", device="cpu").model
     ids = IDS[:, :8]
     with torch.no_grad():
