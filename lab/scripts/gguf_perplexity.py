@@ -66,6 +66,7 @@ def losses(model: Any, windows: Tensor, piece: int) -> Tensor:
     return torch.stack(found)
 
 
+@torch.no_grad()
 def farthest(packed: Any, plain: Any) -> tuple[float, str]:
     """The largest difference of a matrix from what Transformers makes of it, over its norm, and where."""
     worst = 0.0, "none"
