@@ -146,7 +146,9 @@ def main() -> int:
     gc.collect()
     given.outside = 0
     if device.type == "cuda":
+        model.to("cpu")  # what lay between them while they were drawn goes
         torch.cuda.empty_cache()
+        model.to(device)
         free, whole = torch.cuda.mem_get_info(device)
         given.outside = whole - free - torch.cuda.memory_reserved(device)  # CUDA, and whoever else is on the card
         torch.cuda.set_per_process_memory_fraction((cap - given.outside) / whole, device)
