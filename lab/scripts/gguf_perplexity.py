@@ -57,11 +57,9 @@ def losses(model: Any, windows: Tensor, piece: int) -> Tensor:
     found = []
     for window in windows:
         cache, parts = DynamicCache(config=model.config), []
-        for ids in window.split(piece):
+        for ids, following in zip(window.split(piece), window[1:].split(piece), strict=False):
             logits = model(ids[None], past_key_values=cache, use_cache=True).logits[0].float()
-            at = sum(map(len, parts))
-            targets = window[at + 1 : at + 1 + len(ids)]
-            parts.append(functional.cross_entropy(logits[: len(targets)], targets, reduction="none").double())
+            parts.append(functional.cross_entropy(logits[: len(following)], following, reduction="none").double())
         found.append(torch.cat(parts).cpu())
     return torch.stack(found)
 
@@ -88,7 +86,7 @@ def compare(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     before = torch.cuda.memory_allocated() if on_gpu else 0
     packed: Any = GgufCheckpoint(file, config_of(path), dtype).fill(device).eval()
     gc.collect()
-    found = {
+    found: dict[str, Any] = {
         "file": file.name,
         "file_bytes": path.stat().st_size,
         "weight_bytes": bytes_of(packed),
@@ -122,7 +120,7 @@ def line(row: dict[str, Any]) -> str:
 def is_off(row: dict[str, Any]) -> bool:
     """Whether a file's figures are not what they are to be."""
     held = row["gpu_bytes"] or row["weight_bytes"]
-    return abs(row["difference"]) > WITHIN or held > MOST_BYTES * row["file_bytes"]
+    return bool(abs(row["difference"]) > WITHIN or held > MOST_BYTES * row["file_bytes"])
 
 
 def main() -> int:
