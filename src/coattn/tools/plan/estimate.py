@@ -150,8 +150,10 @@ def count(
     dtype = {4: torch.float32, 2: torch.bfloat16}[model.item_bytes]
     nowhere = torch.device("meta")
     layers = [LayerShape(model.q_heads, model.kv_heads, model.head_dim, dtype, nowhere, w) for w in model.windows]
-    found = kv.held(layers, composed, batch, tokens)
-    tiers = found["gpu"], found["host"]
+    found, parts = kv.held(layers, composed, batch, tokens), composed.build()
+    # executors that fetch count their staging; for the others a prompt's is made on a GPU alone
+    staged = 0 if parts.config.host is None or "pull" in parts.executor.provides else staging(model, tokens)
+    tiers = found["gpu"] + staged, found["host"]
     return estimate(composed.method.name, model, batch, tokens, machine, tiers, composed.exact)
 
 
@@ -174,8 +176,12 @@ def held(method: str, model: ModelShape, batch: int, tokens: int) -> tuple[int, 
     if method in GPU_DTYPES:
         return windows + batch * model.full_layers * stored * row_bytes(method, model), 0
     own, dram = _PARTS[method](model, batch, stored)
-    staging = 2 * stored * row  # two halves, each of one layer of one sequence
-    return windows + model.full_layers * own + (staging if model.full_layers else 0), model.full_layers * dram
+    return windows + model.full_layers * own + staging(model, tokens), model.full_layers * dram
+
+
+def staging(model: ModelShape, tokens: int) -> int:
+    """GPU memory through which a prompt's tokens come back from DRAM: two halves, each of one layer of one sequence."""
+    return 2 * ceil_div(max(1, tokens), BLOCK) * BLOCK * model.token_bytes if model.full_layers else 0
 
 
 def row_bytes(method: str, model: ModelShape) -> int:
