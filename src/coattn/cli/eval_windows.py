@@ -132,7 +132,8 @@ def describe_fidelity(result: dict[str, Any]) -> str:
         f"top-5 {result['top5']:.2%} with full attention over {result['steps']} decode steps\n"
         f"attention: cosine {result['cosine']:.4f}, mass recalled {result['mass']:.2%}, entries attended "
         f"{result['share_attended']:.2%}, of them by the CPU {result['cpu_ratio']:.2%}\n"
-        f"KV at most {format_bytes(result['gpu_kv_peak'])} in GPU memory, {format_bytes(result['host_kv_peak'])} in DRAM"
+        f"KV at most {format_bytes(result['gpu_kv_peak'])} in GPU memory, "
+        f"{format_bytes(result['host_kv_peak'])} in DRAM"
     )
     if not result["exact"] and result["row"]["select"] != "everything" and result["share_attended"] >= ALL:
         said += "\nThe budget covers the whole text: this is dense attention. Take a longer text or a smaller budget."

@@ -43,11 +43,12 @@ def compare(method: Forced, full: Forced) -> dict[str, Any]:
 
 
 def interval(values: Tensor) -> list[float] | None:
-    """95% confidence interval of the mean, which is taken for normal, and steps for independent. None below two."""
+    """95% interval of the mean of what is never negative: the mean is taken for normal, steps for independent; None
+    below two."""
     if len(values) < 2:
         return None
     middle, wide = values.mean().item(), NORMAL_95 * values.std().item() / math.sqrt(len(values))
-    return [middle - wide, middle + wide]
+    return [max(0.0, middle - wide), middle + wide]
 
 
 def window(start: int, method: Forced, full: Forced, measures: Tensor) -> dict[str, Any]:
