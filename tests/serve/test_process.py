@@ -124,7 +124,7 @@ def test_settings_under_which_nothing_can_be_answered_are_refused_at_the_start(f
         assert done.returncode == 2
         assert "ready" not in done.stderr
         assert "error: No prompt can be answered: a sequence of 128 tokens needs" in done.stderr
-        assert "hint: Raise --host-kv by" in done.stderr
+        assert "hint: Raise --host-kv to" in done.stderr
 
 
 def test_positions_are_asked_for_before_weights(folder: Path) -> None:
