@@ -14,7 +14,7 @@ import io
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,20 +50,22 @@ class Part:
     budget: str
     batch: int
     kl: int
+    mode: str = "fed"
 
 
 STAGES = {
     "eighth": Part("texts", "texts", (*KEPT, *SIZED), "12.5%", 4, 64),
-    "mini": Part("mini", "mini", ("full", "auto"), "12.5%,own", 24, 0),
+    "mini": Part("mini", "mini", ("full", "auto"), "12.5%,own", 24, 0, "read"),
     "quarter": Part("texts", "texts", SIZED, "25%", 4, 64),
     "sixteenth": Part("texts", "texts", SIZED, "6.25%", 4, 64),
     "own": Part("texts", "texts", ("auto", "scout", "hgca", "hcattention", "infinigen", "pqcache"), "own", 4, 64),
     "more": Part("texts", "texts", MORE, "12.5%", 4, 64),
-    "mini_rest": Part("mini_rest", "mini_rest", ("full", "auto"), "12.5%,own", 24, 0),
+    "mini_rest": Part("mini_rest", "mini_rest", ("full", "auto"), "12.5%,own", 24, 0, "read"),
 }
 
 
 def say(text: str) -> None:
+    """With the time, on stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -101,16 +103,32 @@ def code() -> Text:
     return Text("python source", "\n\n".join(inspect.getsource(each) for each in named))
 
 
-def run(part: Part, prompts: PromptFile, out: Path, loaded: Any, stage: Stage, files: Path) -> dict[str, Any]:
-    """The rows of a stage that are missing -> those that failed, and why. Raises PausedError where the time is over."""
+def run(
+    part: Part, prompts: PromptFile, out: Path, loaded: Any, stage: Stage, keep: Callable[[], None]
+) -> dict[str, Any]:
+    """The rows of a stage that are missing -> those that failed, and why. Raises PausedError where the time is over.
+
+    keep: called when a row is through.
+    """
     rows = parse_rows(("full", *part.rows), parse_settings)
-    plan = {"modes": ("fed",), "batch": part.batch, "stage": stage}
-    asked = Asked(rows, parse_budgets(part.budget), (), default_text(), part.kl, plan, files)
-    return run_all(loaded, prompts, asked, out / part.table, say)
+    plan = {"modes": (part.mode,), "batch": part.batch, "stage": stage}
+    asked = Asked(rows, parse_budgets(part.budget), (), default_text(), part.kl, plan, out / "calibrated")
+    now = ""
+
+    def progress(what: str, _by: int) -> None:
+        nonlocal now
+        if what != now:
+            say(what)
+            keep()
+        now = what
+
+    return run_all(loaded, prompts, asked, out / part.table, say, lambda _: progress)
 
 
 def write_table(folder: Path) -> None:
     """The table of a folder of rows, beside it."""
+    if not list(folder.rglob("*.json")):
+        return
     found = read_results([folder])
     data = {"lines": lines(found), "overall": overall(found), "faults": [why for row in found for why in row.faults]}
     write_json(folder.with_suffix(".json"), {"evaluation": "table", **data, **provenance()})
@@ -163,15 +181,19 @@ def main(model: str, out: Path, target: Path | None, minutes: float, **options: 
         if prompts is None:
             say(f"{name}: left out, --data is missing")
             continue
+
+        def keep(table: Path = out / part.table) -> None:
+            write_table(table)
+            if target is not None:
+                pack(out, target)
+
         try:
-            for row, why in run(part, prompts, out, loaded, stage, out / "calibrated").items():
+            for row, why in run(part, prompts, out, loaded, stage, keep).items():
                 say(f"{name}: {row} failed: {why}")
         except PausedError:
             whole = False
         finally:
-            write_table(out / part.table)
-            if target is not None:
-                pack(out, target)
+            keep()
         say(f"{name}: {time.monotonic() - started:.0f} s")
         if not whole:
             break

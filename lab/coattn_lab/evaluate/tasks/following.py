@@ -49,8 +49,8 @@ class Reference:
 
 
 def choose(held: Sequence[Held], steps: int, most: int, batch: int) -> tuple[Held, ...]:
-    """The first prompt of each task, then more until batches are full, if `steps` tokens after them fit in `most`; texts
-    of so many tokens, all of them."""
+    """All texts; else the first prompt of each task, then more until batches are full, if `most` has room for `steps`
+    tokens behind them."""
     rounds: dict[str, list[Held]] = {}
     texts = tuple(each for each in held if each.ask.follows and len(_own(each, steps)) == steps)
     if texts:

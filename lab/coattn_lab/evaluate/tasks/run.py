@@ -193,9 +193,9 @@ def plan(
         short = next((ask for ask in asks if not ask.follows or len(ask.ids) - ask.split < kl + 2), None)
         if short is not None or not kl:
             raise ConfigError(
-                "Rows are compared along texts, which needs --kl, texts of more tokens behind their border, and no other "
-                "prompts with them.", "Make texts alone with `coattn-lab eval tasks make --benchmarks text`.",
-            )  # fmt: skip
+                f"Rows are compared along texts over {kl} tokens (--kl), which these prompts do not all have.",
+                "Give texts alone, of `coattn-lab eval tasks make --benchmarks text`, and a --kl from 1 to 128.",
+            )
         modes = ("fed",)
     sha256 = weights_sha256(loaded)
     return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl, stage)

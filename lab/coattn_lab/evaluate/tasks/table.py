@@ -231,10 +231,11 @@ NOTE = """Scores are in percent, the mean over tasks that count the same, with 9
 drawn anew; behind them the difference to `full` on the same prompts. GPU KV and DRAM KV are bytes of a sequence of that
 length, and their share of its KV, the budget behind it where a row was sized to meet one; read is the KV that a step
 reads, of all, behind it the tokens of a sequence that it reads in DRAM. `text` is how often a row would go on as full
-attention does, and its KL is along the text itself. Tokens to the answer are counted where the whole answer was found. KL is that of a row's predictions from
-full attention's, in nats, along the first tokens of full attention's answers to the first prompts of each task, the
-question fed under the row; its interval is over prompts. Milliseconds are the median of the same steps, and behind them
-their 99th percentile and how many sequences took part. Nothing is simulated: every choice is the row's own.
+attention does, and its KL is along the text itself. Tokens to the answer are counted where the whole answer was
+found. KL is that of a row's predictions from full attention's, in nats, along the first tokens of full attention's
+answers to the first prompts of each task, the question fed under the row; its interval is over prompts. Milliseconds
+are the median of the same steps, and behind them their 99th percentile and how many sequences took part. Nothing is
+simulated: every choice is the row's own.
 """
 
 

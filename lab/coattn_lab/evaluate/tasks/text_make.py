@@ -23,7 +23,9 @@ def make(tokenizer: Any, texts: Sequence[Text], lengths: Sequence[int], samples:
         for length in lengths:
             count = min(samples, len(starts) // length)
             if not count:
-                raise InputError(f"{text.name} has {len(starts):,} tokens, but {length:,} are wanted.", "Give more text.")
+                raise InputError(
+                    f"{text.name} has {len(starts):,} tokens, but {length:,} are wanted.", "Give more text."
+                )
             for i in range(count):
                 first = i * (len(starts) // count)
                 begin, border, end = (starts[at] for at in (first, first + length - BEHIND, first + length - 1))
