@@ -125,7 +125,7 @@ def nearest(found: list[dict[str, Any]], share: float) -> dict[str, Any]:
 
 def plain(line: dict[str, Any]) -> str:
     """A row without the parameters that its budget has set."""
-    return line["row"].split(",")[0] if line["budget"] is not None else line["row"].removesuffix(",")
+    return str(line["asked"])
 
 
 def around(spread: list[float] | None) -> str:

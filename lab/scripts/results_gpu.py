@@ -34,9 +34,12 @@ from coattn_lab.evaluate.tasks.run import PausedError, Stage, parse_rows
 from coattn_lab.evaluate.tasks.table import lines, overall, page, read_results
 
 KEPT = "full", "full,gpu_dtype=int8", "full,gpu_dtype=int4"
-SIZED = "auto", "scout", "hgca", "hcattention", "quest", "infinigen", "pqcache", "streaming"
+SIZED = "auto", "scout", "hgca", "quest", "pqcache", "streaming"
+MADE = "hcattention", "infinigen,alpha=1000"
 MORE = "snapkv", "h2o", "tova", "duo"
-"""Rows: those that have one size, those whose size is set, and those that come last."""
+OTHER = "hcattention,tau=0.98", "hgca,beta=0.5", "infinigen"
+"""Rows: those that have one size, those whose size is set, those that need a file made first, those that come last, and
+other settings of some."""
 UNFINISHED = 3
 
 
@@ -55,10 +58,12 @@ class Part:
 
 STAGES = {
     "eighth": Part("texts", "texts", (*KEPT, *SIZED), "12.5%", 4, 64),
+    "eighth_made": Part("texts", "texts", MADE, "12.5%", 4, 64),
     "mini": Part("mini", "mini", ("full", "auto"), "12.5%,own", 24, 0, "read"),
-    "quarter": Part("texts", "texts", SIZED, "25%", 4, 64),
-    "sixteenth": Part("texts", "texts", SIZED, "6.25%", 4, 64),
-    "own": Part("texts", "texts", ("auto", "scout", "hgca", "hcattention", "infinigen", "pqcache"), "own", 4, 64),
+    "quarter": Part("texts", "texts", (*SIZED, *MADE), "25%", 4, 64),
+    "sixteenth": Part("texts", "texts", (*SIZED, *MADE), "6.25%", 4, 64),
+    "settings": Part("texts", "texts", OTHER, "12.5%", 4, 64),
+    "own": Part("texts", "texts", ("auto", "scout", "hgca", "hcattention", "pqcache"), "own", 4, 64),
     "more": Part("texts", "texts", MORE, "12.5%", 4, 64),
     "mini_rest": Part("mini_rest", "mini_rest", ("full", "auto"), "12.5%,own", 24, 0, "read"),
 }

@@ -59,7 +59,7 @@ def test_stages_run_to_their_end_and_their_page_is_made(stages: Any, tmp_path: P
     rows = "full,auto,streaming,quest"
     assert call(stages, tmp_path, "--rows", rows, "--stages", "eighth,quarter,mini,mini_rest") == 0
     table = read_result(tmp_path / "out" / "texts.json")
-    found = {(line["row"].split(",")[0], line["budget"]): line for line in table["lines"]}
+    found = {(line["asked"], line["budget"]): line for line in table["lines"]}
     assert {("auto", 0.125), ("auto", 0.25), ("streaming", 0.25), ("full", None)} <= set(found)
     exact, lossy = found["full", None], found["streaming", 0.125]
     assert exact["text"]["score"] == 100

@@ -106,6 +106,7 @@ def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
                 "dtype": row.dtype,
                 "model_sha256": row.sha256,
                 "row": row.name,
+                "asked": row.asked or row.name,
                 "budget": row.budget,
                 "budget_missed": missed(row, run.get("gpu_share")),
                 "mode": mode,
