@@ -19,6 +19,8 @@ from coattn_lab.evaluate.tasks.table import lines, markdown, read_results
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "results/tasks_16k"
 SHARES, PICTURE = "results/texts_30k.json", "docs/images/shares.svg"
+BEHIND = "- [Results at other lengths and budgets](results_lengths.md)\n"
+ENTRY = "- [Results at equal GPU memory](results_shares.md)\n"
 METHODS = ("full", "auto", "hcattention", "scout", "hgca")
 LENGTH = 16384
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -39,6 +41,10 @@ def main() -> None:
         data = read_result(ROOT / SHARES)
         (ROOT / "docs" / "results_shares.md").write_text(shares_page(data), encoding="utf-8")
         (ROOT / PICTURE).write_text(picture(data["lines"]), encoding="utf-8")
+        index = ROOT / "docs" / "index.md"
+        text = index.read_text(encoding="utf-8")
+        if "(results_shares.md)" not in text:
+            index.write_text(text.replace(BEHIND, BEHIND + ENTRY, 1), encoding="utf-8")
         print(f"wrote docs/results_shares.md and {PICTURE}")
 
 
