@@ -19,6 +19,7 @@ from coattn_lab.evaluate.tasks.table import lines, markdown, read_results
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "results/tasks_16k"
 SHARES, PICTURE = "results/texts_30k.json", "docs/images/shares.svg"
+MINI = "results/minilongbench.json"
 BEHIND = "- [Results at other lengths and budgets](results_lengths.md)\n"
 ENTRY = "- [Results at equal GPU memory](results_shares.md)\n"
 METHODS = ("full", "auto", "hcattention", "scout", "hgca")
@@ -39,7 +40,7 @@ def main() -> None:
     print("wrote README.md")
     if (ROOT / SHARES).exists():
         data = read_result(ROOT / SHARES)
-        (ROOT / "docs" / "results_shares.md").write_text(shares_page(data), encoding="utf-8")
+        (ROOT / "docs" / "results_shares.md").write_text(shares_page(data, mini()), encoding="utf-8")
         (ROOT / PICTURE).write_text(picture(data["lines"]), encoding="utf-8")
         index = ROOT / "docs" / "index.md"
         text = index.read_text(encoding="utf-8")
@@ -69,10 +70,15 @@ def block() -> str:
     return f"{markdown(HEAD, rows)}\n{about}\n"
 
 
-def shares_page(data: dict[str, Any]) -> str:
-    """The page of rows along texts, at equal GPU memory."""
-    if data["faults"]:
-        raise InputError(f"{SHARES} may not be published: {data['faults'][0]}.", "Make it again from a clean commit.")
+def mini() -> dict[str, Any] | None:
+    """The table of MiniLongBench, where it is there."""
+    return read_result(ROOT / MINI) if (ROOT / MINI).exists() else None
+
+
+def shares_page(data: dict[str, Any], tasks: dict[str, Any] | None) -> str:
+    """The page of rows along texts, at equal GPU memory, and of MiniLongBench."""
+    for why in (*data["faults"], *([] if tasks is None else tasks["faults"])):
+        raise InputError(f"The results may not be published: {why}.", "Make them again from a clean commit.")
     found = sorted(data["lines"], key=lambda each: (each["budget"] or 0, each["answer_kl"]["kl"]))
     full = next(each for each in found if each["row"] == "full")
     best = {share: nearest(found, share) for share in sorted({each["budget"] for each in found if each["budget"]})}
@@ -119,7 +125,34 @@ def shares_page(data: dict[str, Any]) -> str:
         markdown(head, rows).rstrip(),
         f"Rows as they ran: {asked}.",
     )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *mini_part(tasks)]) + "\n"
+
+
+def mini_part(tasks: dict[str, Any] | None) -> tuple[str, ...]:
+    """MiniLongBench: the mean over datasets, and the difference to `full`, paired by prompt."""
+    found = [] if tasks is None else [each for each in tasks["overall"] if each["benchmark"] == "minilongbench"]
+    if not found:
+        return ()
+    rows = [
+        [
+            f"`{each['row']}`",
+            "its own size" if each["budget"] is None else f"{100 * each['budget']:g}%",
+            f"{each['score']:.1f}{points(each['score_95'])}",
+            "" if each["difference"] is None else f"{each['difference']:+.1f}{points(each['difference_95'], '+')}",
+        ]
+        for each in found
+    ]
+    about = (
+        f"{found[0]['items']} prompts of LongBench's {len(found[0]['tasks'])} datasets, the question read with the "
+        f"prompt, with its own scores; in brackets 95% intervals, differences paired by prompt. File [`{MINI}`](../{MINI})."
+    )
+    head = ("row", "KV on the GPU", "MiniLongBench", "minus `full`")
+    return "## MiniLongBench", about, markdown(head, rows).rstrip()
+
+
+def points(spread: list[float] | None, sign: str = "") -> str:
+    """` (-1.2 to +0.3)`."""
+    return "" if spread is None else f" ({spread[0]:{sign}.1f} to {spread[1]:{sign}.1f})"
 
 
 def nearest(found: list[dict[str, Any]], share: float) -> dict[str, Any]:

@@ -3,9 +3,10 @@
     python lab/scripts/results_gpu.py MODEL OUT --data MINILONGBENCH [--texts FILE]... [--minutes 7]
 
 OUT is a folder: `texts.json` and `mini.json` are the tables (with `.md` beside them), the folders of those names have a
-file for each row, and what is calibrated. They are written after every row, so that a run that is cut off keeps what it
-did; one that ends with 3 because `--minutes` were over goes on with the same command. Stages come in the order of their
-worth, and the model is loaded once. `--stages` names some; `--pack FILE` also keeps OUT as one archive.
+file for each row; prompts, and what is calibrated, lie there too. They are written after every row, so that a run that
+is cut off keeps what it did; one that ends with 3 because `--minutes` were over goes on with the same command. Stages
+come in the order of their worth, and the model is loaded once. `--stages` names some; `--pack FILE` also keeps OUT as
+one archive.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ STAGES = {
     "settings": Part("texts", "texts", OTHER, "12.5%", 4, 64),
     "own": Part("texts", "texts", ("auto", "scout", "hgca", "hcattention", "pqcache"), "own", 4, 64),
     "more": Part("texts", "texts", MORE, "12.5%", 4, 64),
-    "mini_rest": Part("mini_rest", "mini_rest", ("full", "auto"), "12.5%,own", 24, 0, "read"),
+    "mini_rest": Part("mini/rest", "mini_rest", ("full", "auto"), "12.5%,own", 24, 0, "read"),
 }
 
 
@@ -187,7 +188,7 @@ def main(model: str, out: Path, target: Path | None, minutes: float, **options: 
             say(f"{name}: left out, --data is missing")
             continue
 
-        def keep(table: Path = out / part.table) -> None:
+        def keep(table: Path = out / Path(part.table).parts[0]) -> None:
             write_table(table)
             if target is not None:
                 pack(out, target)

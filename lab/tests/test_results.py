@@ -32,7 +32,9 @@ def test_the_page_of_equal_memory_is_made_of_its_file() -> None:
         assert not page.exists(), "a page without its file"
         return
     data = read_result(ROOT / script.SHARES)
-    assert page.read_text(encoding="utf-8") == script.shares_page(data), "run `python lab/scripts/make_results.py`"
+    assert page.read_text(encoding="utf-8") == script.shares_page(data, script.mini()), (
+        "run `python lab/scripts/make_results.py`"
+    )
     assert (ROOT / script.PICTURE).read_text(encoding="utf-8") == script.picture(data["lines"])
 
 

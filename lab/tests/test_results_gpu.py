@@ -69,26 +69,22 @@ def test_stages_run_to_their_end_and_their_page_is_made(stages: Any, tmp_path: P
     assert exact["read_share"] == 1
     assert 0 < found["auto", 0.125]["dram_tokens"] < 500
     assert all(line["ms_per_step"] > 0 and line["gpu_kv_bytes"] > 0 for line in table["lines"])
-    mini, rest = (read_result(tmp_path / "out" / f"{name}.json")["overall"] for name in ("mini", "mini_rest"))
+    mini = read_result(tmp_path / "out" / "mini.json")["overall"]
     assert [(each["row"], each["budget"], each["items"]) for each in mini] == [
-        ("full", None, 2), ("auto", None, 2), ("auto", 0.125, 2),
+        ("full", None, 3), ("auto", None, 3), ("auto", 0.125, 3),
     ]  # fmt: skip
-    assert rest == []  # of one length
-    assert [each["minilongbench"]["items"] for each in read_result(tmp_path / "out" / "mini_rest.json")["lines"]] == [
-        1
-    ] * 3
     with tarfile.open(tmp_path / "out.tgz") as archive:
         assert "out/texts.json" in archive.getnames()
     make = script("make_results")
     kept = {**table, "faults": [], "commit": "a" * 40, "hardware": {"gpu": "NVIDIA H200"}}
-    page = make.shares_page(kept)
-    assert sum(line.startswith("| `") for line in page.splitlines()) == len(table["lines"])
+    page = make.shares_page(kept, {"overall": mini, "faults": []})
+    assert sum(line.startswith("| `") for line in page.splitlines()) == len(table["lines"]) + 3
     assert f"{lossy['answer_kl']['kl']:.2g}" in page
     svg = make.picture(table["lines"])
     assert all(f">{name}</text>" in svg for name in ("auto", "streaming", "full,gpu_dtype=int8", "full,gpu_dtype=int4"))
     assert svg.count("<circle") == len(table["lines"]) - 1
     with pytest.raises(Exception, match="may not be published"):
-        make.shares_page({**kept, "faults": ["full.json: it is not finished"]})
+        make.shares_page({**kept, "faults": ["full.json: it is not finished"]}, None)
 
 
 @pytest.mark.slow
