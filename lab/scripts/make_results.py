@@ -144,7 +144,8 @@ def mini_part(tasks: dict[str, Any] | None) -> tuple[str, ...]:
     ]
     about = (
         f"{found[0]['items']} prompts of LongBench's {len(found[0]['tasks'])} datasets, the question read with the "
-        f"prompt, with its own scores; in brackets 95% intervals, differences paired by prompt. File [`{MINI}`](../{MINI})."
+        "prompt, with its own scores; in brackets 95% intervals, differences paired by prompt. "
+        f"File [`{MINI}`](../{MINI})."
     )
     head = ("row", "KV on the GPU", "MiniLongBench", "minus `full`")
     return "## MiniLongBench", about, markdown(head, rows).rstrip()
