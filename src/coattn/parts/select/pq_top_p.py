@@ -40,8 +40,8 @@ class PqTopP(Select):
     help_text = {
         "tau": "share of the softmax mass that is attended, per query head; 1: everything",
         "cap": "most entries in DRAM that a query head attends to; unset: no limit",
-        "tail": "what is left out counts as if it had the mean value (mean), not at all (none), or keeps its weight but "
-        "has no value, as in the paper's equation 5 (zero)",
+        "tail": "what is left out counts as if it had the mean value (mean), not at all (none), or keeps its weight "
+        "without a value, as in the paper's equation 5 (zero)",
         "union": "a query head also attends to what the other heads of its KV head keep, which is read anyway",
     }
 
@@ -127,7 +127,8 @@ class PqTopP(Select):
 def weigh(scores: Tensor, kept: Tensor, host: BlockList, of_all: bool = False) -> RowWork:
     """scores and which to keep, `[seqs, kv_heads, group, n]` -> the entries that any query head of a group keeps.
 
-    of_all: weights are of all scores, not of those that are kept. On the host, where the values are. Waits for the device.
+    of_all: weights are of all scores, not of those that are kept. On the host, where the values are. Waits for the
+    device.
     """
     chosen = scores.masked_fill(~kept, -torch.inf)
     lse = (scores if of_all else chosen).logsumexp(-1)
