@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-WORDS = "the tall tree of our town has seen seven stars fall into a quiet river at night and nobody knows why".split()
+WORDS = ["the", "tall", "tree", "has", "seen", "seven", "stars", "fall", "into", "a", "quiet", "river", "at", "night"]
 KINDS = 40
 """Different requests of a crowd."""
 GROWTH_BYTES = 24 << 20

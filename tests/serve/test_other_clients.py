@@ -1,4 +1,5 @@
-"""LangChain and LiteLLM, unchanged. They are in no extra: `pip install langchain-openai langchain-anthropic litellm`."""
+"""LangChain and LiteLLM, unchanged. They are in no extra: `pip install langchain-openai langchain-anthropic litellm mcp`,
+in an environment of their own, since they ask for an older openai."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from tests.serve.running import Running
 from tests.serve.test_tools import TOOLS, check, take
 
 TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello there"}]
-CALL = {"type": "function", "function": {"name": "clock"}}
 
 
 class Size(BaseModel):
