@@ -1,6 +1,6 @@
 """How long running answers wait for their next token over HTTP: by themselves, and while a long prompt is read.
 
-    python lab/scripts/gap.py [--shapes qwen3-8b] [--methods full] [--long 100000] [--answers 8] [--slowdowns 2.5,2]
+    python lab/scripts/gap.py [--shapes qwen3-8b] [--methods full] [--long 100000] [--slowdowns 2.5,2]
 
 Weights, tokens and the tokenizer's words are random. The client is a process of its own, with a stream for each answer.
 A line for each method and slowdown (the time between tokens that the engine aims at while it reads, as a multiple of
@@ -23,16 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from http_against_llm import Served, words
-from second_token import write_sketch
-
-from coattn import LLM
-from coattn.engine import chunk_policy
-from coattn.hf.load import choose_device, choose_dtype
-from coattn.method.table import find_method
-from coattn_lab.bench.random_model import random_model
-from coattn_lab.bench.requests import prompts_of, spread
-from coattn_lab.bench.stream import Item
 
 SHORT = 512
 """Tokens of the prompts whose answers run."""
@@ -77,9 +67,9 @@ async def client(port: int, given: dict[str, Any]) -> None:
     print(json.dumps({"before": between(begun, sent), "during": between(sent, first[0]), "read_s": first[0] - sent}))
 
 
-def gaps(times: Iterable[list[float]], low: float, high: float) -> dict[str, float | None]:
-    """Of all answers' gaps that end in this span."""
-    return spread([b - a for own in times for a, b in pairwise(own) if low < b <= high])
+def gaps(times: Iterable[list[float]], low: float, high: float) -> list[float]:
+    """Of all answers, those that end in this span."""
+    return [b - a for own in times for a, b in pairwise(own) if low < b <= high]
 
 
 def measured(port: int, given: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +90,7 @@ def measured(port: int, given: dict[str, Any]) -> dict[str, Any]:
 @click.option("--new", default=8192, help="Most tokens of an answer.")
 @click.option("--before", "before_s", default=2.0, help="Seconds of answers alone.")
 @click.option("--slowdowns", default="", help="Instead of the engine's own, with commas.")
+@click.option("--gpu-kv", default=None)
 @click.option("--host-kv", default=None)
 @click.option("--device", default="auto")
 @click.option("--client", "port", type=int, hidden=True)
@@ -108,10 +99,24 @@ def main(shapes: str, methods: str, tokens: int, answers: int, slowdowns: str, p
     if port is not None:
         asyncio.run(client(port, json.load(sys.stdin)))
         return
+
+    # not for the client, which is to begin soon
+    from http_against_llm import Served, words
+    from second_token import write_sketch
+
+    from coattn import LLM
+    from coattn.engine import chunk_policy
+    from coattn.hf.load import choose_device, choose_dtype
+    from coattn.method.table import find_method
+    from coattn_lab.bench.random_model import random_model
+    from coattn_lab.bench.requests import prompts_of, spread
+    from coattn_lab.bench.stream import Item
+
     where = choose_device(more["device"])
     model = random_model(shapes, where, choose_dtype("auto", where))
     vocabulary = int(model.config.vocab_size)
-    room = {"max_batch": answers + 1, "max_length": max(tokens + 64, SHORT + more["new"]), "host_kv": more["host_kv"]}
+    room = {"max_batch": answers + 1, "max_length": max(tokens + 64, SHORT + more["new"])}
+    room |= {tier: more[tier] for tier in ("gpu_kv", "host_kv")}
     with tempfile.TemporaryDirectory() as folder:
         for method in methods.split(","):
             own = {}
@@ -129,20 +134,25 @@ def main(shapes: str, methods: str, tokens: int, answers: int, slowdowns: str, p
                         measured(served.service.port, {**given, "before_s": 0.2})
                     if turn or not slowdowns:
                         chunk_policy.SLOWDOWN = slowdown or chunk_policy.SLOWDOWN
-                        show(method, measured(served.service.port, given), tokens)
+                        found = measured(served.service.port, given)
+                        before, during = spread(found["before"]), spread(found["during"])
+                        show(f"{method} at {chunk_policy.SLOWDOWN:g}", before, during, tokens, found["read_s"])
             finally:
                 served.close()
 
 
-def show(method: str, found: dict[str, Any], tokens: int) -> None:
+def show(what: str, before: dict[str, Any], during: dict[str, Any], tokens: int, seconds: float) -> None:
     """A line."""
-    rows = [(name, [f"{1e3 * each:.1f}" for each in found[name].values()]) for name in ("before", "during")]
+    rows = (
+        f"{name} {' '.join(f'{1e3 * each:.1f}' for each in row.values())},"
+        for name, row in (("before", before), ("during", during))
+    )
     print(
-        f"{method} at {chunk_policy.SLOWDOWN:g}: gaps in ms (median, p99, longest)",
-        *(f"{name} {' '.join(row)}," for name, row in rows),
-        f"ratio of p99 {found['during']['p99_s'] / found['before']['p99_s']:.2f},",
-        f"p99 over median before {found['during']['p99_s'] / found['before']['median_s']:.2f};",
-        f"{tokens:,} tokens read in {found['read_s']:.1f} s",
+        f"{what}: gaps in ms (median, p99, longest)",
+        *rows,
+        f"ratio of p99 {during['p99_s'] / before['p99_s']:.2f},",
+        f"p99 over median before {during['p99_s'] / before['median_s']:.2f};",
+        f"{tokens:,} tokens read in {seconds:.1f} s",
         flush=True,
     )
 

@@ -1,5 +1,4 @@
-"""LangChain and LiteLLM, unchanged. They are in no extra: `pip install langchain-openai langchain-anthropic litellm mcp`,
-in an environment of their own, since they ask for an older openai."""
+"""LangChain and LiteLLM, unchanged. They are in no extra; `scripts/serve_checks.sh clients` installs them."""
 
 from __future__ import annotations
 
