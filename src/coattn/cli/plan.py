@@ -22,6 +22,8 @@ ASSUMED_CARD, ASSUMED_DRAM = "rtx4090", 64 << 30
 MOST_TOKENS = 1 << 21
 """Where the model does not say how many positions it has."""
 DEFAULT_TOKENS = 131072
+CHUNK = 8192
+"""As a GPU reads prompts."""
 DRAM_GBPS = 60.0
 """Of two channels of DDR5, as desktops have them."""
 WHY = {
@@ -57,6 +59,7 @@ WHY = {
     type=Number(0, min_open=True),
     help="Speed at which all cores read DRAM, in GB/s.",
 )
+@count_option("--chunk", CHUNK, "Tokens of a prompt that are read at once: fewer take less memory.")
 @click.option("--list", "listed", is_flag=True, help="List the models and cards that are known by name.")
 @json_option
 def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None:
@@ -79,7 +82,8 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
     from coattn.tools.plan.shape import read_shape
 
     method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
-    machine = Machine(*_machine(options), 1e9 * options["dram_speed"], 1.0 if share is None else share)
+    card, dram = _machine(options)
+    machine = Machine(card, dram, 1e9 * options["dram_speed"], 1.0 if share is None else share, options["chunk"])
     name, config = known.find_config(model)
     check_config(config)
     shape = read_shape(name, config, options["dtype"])
@@ -172,6 +176,8 @@ def _advise(model: str, shape: ModelShape, machine: Machine, batch: int, tokens:
         if taken.method != "full":
             words.append(f"--gpu-kv {-(-taken.kv >> 20) + 1}MiB")
         words.append(f"--max-length {tokens} --max-batch {batch}")
+        if machine.chunk != CHUNK:
+            words.append(f"--chunk {machine.chunk}")
         why = WHY[taken.method]
         if share < 1:
             words.append(f"--weights-on-gpu {share:g}")

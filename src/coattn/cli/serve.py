@@ -50,7 +50,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @click.option(
     "--deterministic",
     is_flag=True,
-    help="Give a greedy answer the same bits whoever else asks; slower, on a CPU, for full, cpu and offload.",
+    help="Give a greedy answer the same bits whoever else asks; slower; for full, cpu and offload.",
 )
 @count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
 @count_option("--key-requests", None, "Answers that each API key may wait for at a time.  [default: no limit]", 1)
