@@ -34,7 +34,6 @@ class Scheduler:
         policy: ChunkPolicy,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
-        tail: int = 0,
         store: SequenceStore | None = None,
         block: int = 0,
         reserves: bool = False,
@@ -43,12 +42,11 @@ class Scheduler:
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
-        tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         store: what is stored outside the slots. block: see `PrefillQueue`.
         reserves: whether whoever is let in has room for its longest answer, so that nobody has to give way.
         """
         self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
-        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail, block)
+        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, block)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._reserves = reserves
