@@ -27,7 +27,6 @@ ROWS = (
     "hcattention",
     "hgca",
     "quest",
-    "snapkv",
     "streaming",
     "h2o",
     "tova",
