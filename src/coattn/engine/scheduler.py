@@ -139,7 +139,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and self._slots:
-            if self.running and (self._short or not self._fits_beside(self.waiting[0])):
+            if self.running and (self._short or not self._fits_with(self.waiting[0])):
                 return
             if self.store is not None and not self.store.loaded(self.waiting[0], wait=not self.running):
                 return
@@ -152,7 +152,7 @@ class Scheduler:
             if self.store is not None:
                 self.store.attach(request)
 
-    def _fits_beside(self, newcomer: Request) -> bool:
+    def _fits_with(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
         saved = {} if self.store is None else self.store.shared_bytes(newcomer)
         grown = [(each.stored, self._ahead(each)) for each in self.running]
