@@ -61,7 +61,7 @@ class Engine:
         self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
         self.longest, self.ends, self.sampling = longest, ends, sampling
         self.deterministic = deterministic
-        self.sampler = Sampler()
+        self.sampler = Sampler(deterministic)
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
