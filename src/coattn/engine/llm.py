@@ -357,7 +357,7 @@ class LLM(AbstractContextManager["LLM"]):
             warm(self._layers, self.max_length)
             made = self.runner.warm_up(sizes)
             if made and not self.engine.scheduler.running:
-                rehearse(self.runner, self.max_length)
+                rehearse(self.runner, self.max_length, self.engine.chunk_policy.budget(False))
             return made
 
     def trace(self) -> StepTrace | None:
