@@ -9,15 +9,13 @@ from coattn.parts.call import AttentionCall
 from coattn.parts.schedule.base import executor_of, nothing
 from coattn.state import AttnState
 from coattn.step.layer_group import LayerGroup
-from coattn.types import LayerShape, Step
+from coattn.types import Step
 
 
-def read_new(
-    group: LayerGroup, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, shape: LayerShape
-) -> Tensor:
+def read_new(group: LayerGroup, step: Step, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attention output like q `[tokens, q_heads, d]`, packed; k and v `[tokens, kv_heads, d]` are stored."""
     parts = [
-        _read(group, step, i, layer, q[start:end], k[start:end], v[start:end], scale, shape)
+        _read(group, step, i, layer, q[start:end], k[start:end], v[start:end], scale)
         for i, (start, end) in enumerate(step.spans)
         if start < end
     ]
@@ -27,18 +25,9 @@ def read_new(
     return out
 
 
-def _read(
-    group: LayerGroup,
-    step: Step,
-    i: int,
-    layer: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    shape: LayerShape,
-) -> Tensor:
+def _read(group: LayerGroup, step: Step, i: int, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """The step's tokens of its i-th sequence."""
+    shape = group.cache.spec.layers[layer]
     if not step.history[i]:
         return prefill(q, k, v, scale, shape)
     history = group.cache.gpu.history(layer, step.slots[i], step.history[i])

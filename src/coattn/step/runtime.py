@@ -168,7 +168,7 @@ class Runtime(Reports):
         if part.phase is Phase.DECODE:
             out = self.decode(running, layer, q, k, v, scale)
         else:
-            out = read_new(self._by_layer[layer], part, layer, q, k, v, scale, self.layers[layer])
+            out = read_new(self._by_layer[layer], part, layer, q, k, v, scale)
         self._notify(lambda probe: probe.output(part, layer, out))
         return out
 
