@@ -23,6 +23,7 @@ CASES = [
     ("quest", {"block": 8, "budget": 48, "dense_layers": 0}),
     *(("quest", {"block": 8, "budget": budget, "dense_layers": 1}) for budget in (32, 64, 400)),
     ("oracle", {"budget": 20}),
+    ("snapkv", {"budget": 16, "window": 5, "kernel": 3}),
     ("infinigen", {"block": 8, "budget": 12, "alpha": 1.5, "dense_layers": 1, "partial": 0.4}),
     ("pqcache", {"block": 8, "sinks": 4, "compress": 0.3, "subbits": 4}),
     ("scout", {"block": 8, "budget": 48, "recall_interval": 3}),

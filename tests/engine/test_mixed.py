@@ -21,6 +21,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("hgca", {"window_blocks": 1}),
     ("streaming", {"sinks": 4, "recent": 24}),
     ("quest", {"budget": 32}),
+    ("snapkv", {"budget": 24, "window": 8, "block": 1}),
     ("hcattention", {"groups": 4, "centroids": 64}),
 ]
 

@@ -25,6 +25,7 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
         *(("pool_blocks", 0), ("recall_interval", -1), ("slack", 2), ("budget", 0)),
         *(("ahead_from", 0), ("ahead_from", 1.5), ("ahead_from", "high"), ("ahead_from", True)),
     ],
+    "snapkv": [("window", 0), ("kernel", 0), ("block", 32)],
     "streaming": [("sinks", -1), ("recent", 0), ("block", 0), ("sinks", 1.5), ("sinks", True)],
     "tova": [("cache_size", 0)],
 }
@@ -33,6 +34,8 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     ("hcattention", {"union": "perhaps"}, "but must be true or false"),
     ("hcattention", {"codebook": "/nowhere"}, "There is no codebook"),
     ("infinigen", {"norm": "none"}, "must be own or before"),
+    ("snapkv", {"budget": 32}, "budget is 32, but must be a whole number of at least 33"),
+    ("snapkv", {"kernel": 4}, "kernel is 4, but must be odd"),
     ("streaming", {"positions": "true"}, "must be cache or text"),
 ]
 CASES = [

@@ -46,3 +46,9 @@ def test_full_attention_finds_it_either_way() -> None:
 )
 def test_what_is_evicted_before_it_is_asked_for_is_lost(method: str, params: dict[str, Any]) -> None:
     assert not finds(method, late=True, **params)
+
+
+def test_snapkv_keeps_what_the_question_points_at_and_no_more() -> None:
+    """The question points at the word before the number: the pool must reach over all of its digits."""
+    assert finds("snapkv", late=False, budget=64, window=8, kernel=15)
+    assert not finds("snapkv", late=True, budget=64, window=8, kernel=15)

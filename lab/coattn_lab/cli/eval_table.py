@@ -27,6 +27,7 @@ ROWS = (
     "hcattention",
     "hgca",
     "quest",
+    "snapkv",
     "streaming",
     "h2o",
     "tova",

@@ -1,9 +1,9 @@
 """The rooms of the baselines, each with its parts and rows; and the rows that are made of other rooms' parts."""
 
-from coattn.baselines import bounds, evicting, infinigen, pqcache
+from coattn.baselines import bounds, evicting, infinigen, pqcache, snapkv
 from coattn.parts.method import Method
 
-ROOMS = (evicting, infinigen, pqcache, bounds)
+ROOMS = (snapkv, evicting, infinigen, pqcache, bounds)
 
 PARTS = tuple(part for room in ROOMS for part in room.PARTS)
 METHODS = (

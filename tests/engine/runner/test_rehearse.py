@@ -19,6 +19,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("auto", {"audit": False, "window_blocks": 2}),
     ("scout", {}),
     ("streaming", {}),
+    ("snapkv", {"block": 1}),
 ]
 
 

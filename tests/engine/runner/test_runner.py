@@ -155,6 +155,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     # with 0.8 a token of these steps weighs as much as it must, but for the last bit
     "auto": ("auto", {**AUTO, "quality": 0.82}),
     "auto, int8": ("auto", {**AUTO, "quality": 0.82, "host_dtype": "int8"}),
+    "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
 }
 CASES = [

@@ -165,6 +165,7 @@ KEEPS = "it keeps every token in GPU memory; the budget is what it reads"
 SIZINGS: Mapping[str, Sizing] = {
     "full": Sizing(why="it keeps every token in GPU memory, and reads all"),
     "quest": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),
+    "snapkv": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "oracle": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "random": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "offload": Sizing(WINDOW),
