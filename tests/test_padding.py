@@ -33,6 +33,7 @@ CASES = [
     ("h2o", {"block": 8, "heavy": 9, "recent": 6}),
     ("h2o", {"block": 4, "heavy": 0.25, "recent": 0.1}),
     ("tova", {"block": 4, "cache_size": 11}),
+    ("duo", {"block": 4, "sinks": 3, "recent": 9}),
     ("hgca", {"beta": 0.5, "block": 8, "window_blocks": 3}),
     ("cpu", {"block": 8, "window_blocks": 3, "host_dtype": "int8"}),
     ("scout", {"block": 8, "budget": 48, "recall_interval": 3, "host_dtype": "int8"}),

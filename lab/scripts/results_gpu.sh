@@ -16,6 +16,7 @@ rows=(
   hcattention,tau=0.9\|0.98
   hgca,beta=0.5\|1
   quest
+  duo
   snapkv
   pqcache
   infinigen

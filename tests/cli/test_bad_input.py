@@ -64,6 +64,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hello", "--method", "cpu", "--set", "host_dtype=int9"], ["'int9'"]),
         (["generate", "hello", "--method", "full", "--set", "gpu_dtype=int9"], ["gpu_dtype is 'int9'", "int4"]),
         (["generate", "hello", "--method", "quest", "--set", "gpu_dtype=int8"], ["index 'digests'", "method full"]),
+        (
+            ["generate", "hello", "--method", "duo", "--set", "gpu_dtype=int4"],
+            ["select 'retrieval_heads'", "method full"],
+        ),
         (["generate", "hello", "--method", "cpu", "--set", "block=2048"], ["2,048", "1,024 at most"]),
         (["generate", "hello", "--set", f"block={HUGE}"], ["at most"]),
         (["generate", "hello", "--max-new-tokens", "-1"], ["--max-new-tokens", "--help"]),
@@ -222,6 +226,13 @@ def test_a_group_without_a_command_shows_its_help(words: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"Usage: {' '.join(['coattn', *words])} ")
     assert "Commands:" in done.stderr
+
+
+def test_prompts_longer_than_the_positions_do_not_calibrate(folder: Path, tmp_path: Path) -> None:
+    made = tmp_path / "heads.json"
+    done = coattn("calibrate", "duo", "--model", str(folder), "--length", "600", "--out", str(made))
+    assert_refused(done, "--length is 600", "only 512 positions")
+    assert not made.exists()
 
 
 def test_a_session_that_could_not_be_saved_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ ON_A_MODEL = {
     "needle": "eval needle --lengths 60,120 --depths 2 --text text.txt --gpu-share 1/4 --method",
 }
 MEASUREMENTS = [
+    "calibrate duo --text text.txt --length 120 --samples 1 --sinks 4 --recent 8 --out heads.json",
+    "calibrate duo --text text.txt --length 20 --samples 1 --out heads.json",
     "calibrate hcattention --text text.txt --length 120 --samples 1 --centroids 16 --groups 4 --out book.safetensors",
     "calibrate hcattention --text text.txt --length 4 --samples 1 --out book.safetensors",
     "calibrate infinigen --text text.txt --length 100 --out skew.safetensors",

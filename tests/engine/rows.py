@@ -31,6 +31,7 @@ def options(name: str) -> dict[str, Any]:
         "scout-paper": {"budget": 80},
         "quest": {"dense_layers": 0},
         "hgca": {"beta": 0.5},
+        "duo": {"heads": "alternate"},
     }
     return given | more.get(name, {})
 

@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"block": 8, "window_blocks": 1}
 PREDICTING = {"scout", "scout-paper", "infinigen"}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"duo"}))  # which needs labels of the model's heads
 def test_every_row_does_what_it_does_under_attach(method: str) -> None:
     model = tiny("llama")
     if method in PREDICTING:

@@ -1,6 +1,8 @@
 """What the papers' rows are known for, on the embedded model: a pass key that is asked for with its prompt, or late."""
 
+import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +10,15 @@ import torch
 
 import coattn
 from coattn import SamplingParams
+from coattn.baselines.duo.head_labels import HeadLabels, retrieval_heads
+from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded, load
 from coattn.text import default_text
+from coattn.tools.calibrate.heads import make_prompt, score_heads
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-TEXT, KEY = 300, "48213"
+TEXT, KEY, SINKS, RECENT = 300, "48213", 8, 24
 NEEDLE, QUESTION = f"\n\nThe pass key of the house is {KEY}. Remember it.\n\n", "\n\nThe pass key of the house is"
 
 
@@ -52,3 +57,17 @@ def test_snapkv_keeps_what_the_question_points_at_and_no_more() -> None:
     """The question points at the word before the number: the pool must reach over all of its digits."""
     assert finds("snapkv", late=False, budget=64, window=8, kernel=15)
     assert not finds("snapkv", late=True, budget=64, window=8, kernel=15)
+
+
+def test_duo_finds_it_in_retrieval_heads(tmp_path: Path) -> None:
+    model, tokenizer = loaded().model, loaded().tokenizer
+    text, draws = encode(default_text().body[20_000:40_000]), random.Random(0)
+    scores = score_heads(model, [make_prompt(tokenizer, text, 512, draws)], SINKS, RECENT)
+    marks = [shape.mark for shape in describe_layers(model)]
+    best = retrieval_heads(scores, 0.5)
+    found = {}
+    for name, own in (("best", best), ("others", [[not head for head in layer] for layer in best])):
+        path = tmp_path / f"{name}.json"
+        HeadLabels("smollm2", marks, SINKS, RECENT, 0.5, scores, own).save(path)
+        found[name] = finds("duo", late=True, heads=str(path), sinks=SINKS, recent=RECENT, block=8)
+    assert found == {"best": True, "others": False}

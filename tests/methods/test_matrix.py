@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "oracle": {"budget": 16},
     "random": {"budget": 16},
     "prompt_top": {"budget": 16, "window": 4, "kernel": 3},
+    "retrieval_heads": {"block": 8, "sinks": 4, "recent": 12},
     "digest_top": {"budget": 40, "block": 8},
     "alpha_below_max": {"budget": 8, "alpha": 1.0, "dense_layers": 0},
     "code_top": {"sinks": 4, "compress": 0.3},

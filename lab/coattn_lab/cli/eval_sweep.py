@@ -43,8 +43,8 @@ def sweep(rows: tuple[str, ...], budget: str | None, like: tuple[str, ...], file
     coattn-lab eval sweep scout hcattention quest hgca --like auto --prefill 7168
 
     With --budget or --like each row's own size parameters are set so that its KV in GPU memory is that share of all, in
-    turn for each share; a row whose size is given runs as it is. The codebook of hcattention and the skew of infinigen
-    are then made of Python's help topics where no file is given.
+    turn for each share; a row whose size is given runs as it is. The codebook of hcattention, the skew of infinigen and
+    the heads of duo are then made of Python's help topics where no file is given.
     """
     from coattn_lab.evaluate.sweep import expand
     from coattn_lab.evaluate.tasks.budget import parse_budgets

@@ -28,6 +28,7 @@ ROWS = (
     "hgca",
     "quest",
     "snapkv",
+    "duo",
     "streaming",
     "h2o",
     "tova",
@@ -94,7 +95,7 @@ def table(folders: tuple[str, ...], target: str | None, as_json: bool, **options
     With --rows, --budget or --prompts it runs the rows on your model and keeps their results in the folder FILE without
     its ending, from where a run that was cut off goes on. At a budget each row's own size parameters are set so that
     its KV in GPU memory is that share of all; a row that cannot meet it says why. What a row has to know beforehand
-    (the skew of infinigen, the codebook of hcattention) is made where no file is given.
+    (heads of duo, the skew of infinigen, the codebook of hcattention) is made where no file is given.
 
     \b
     coattn-lab eval table --budget 12.5%,25% --limit 1 --out table.json

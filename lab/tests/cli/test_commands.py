@@ -33,7 +33,7 @@ ON_A_MODEL = [
     f"eval sweep {TEXT} --budget 25% --out sweep.json full scout auto hgca",
     f"eval attention {TEXT} --budget 64",
     "eval audit --text text.txt --length 240 --prefill 230 --decode 4 --quality 0.9 --set window_blocks=1",
-    "eval table --length 300 --text text.txt --limit 1 --kl 2 --raw --budget 50% --out table.json --rows full,quest",
+    "eval table --length 300 --text text.txt --limit 1 --kl 2 --raw --budget 50% --out table.json --rows full,auto,duo",
 ]
 
 

@@ -1,9 +1,9 @@
 """The rooms of the baselines, each with its parts and rows; and the rows that are made of other rooms' parts."""
 
-from coattn.baselines import bounds, evicting, infinigen, pqcache, snapkv
+from coattn.baselines import bounds, duo, evicting, infinigen, pqcache, snapkv
 from coattn.parts.method import Method
 
-ROOMS = (snapkv, evicting, infinigen, pqcache, bounds)
+ROOMS = (snapkv, evicting, duo, infinigen, pqcache, bounds)
 
 PARTS = tuple(part for room in ROOMS for part in room.PARTS)
 METHODS = (

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from coattn.cli.evaluate import load_to_compare
-from coattn.cli.options import count_option, join, json_option, model_options, text_option
+from coattn.cli.options import Count, Number, count_option, join, json_option, model_options, text_option
 from coattn.cli.output import print_json, print_line, tell, writable
 from coattn.progress import progress_line
 from coattn.text import read_text
@@ -77,6 +77,35 @@ def hcattention(**options: Any) -> None:
         "squared length"
     )
     show(options, made, line, "hcattention", "codebook")
+
+
+@calibrate.command()
+@shared_options("the labels, a JSON file,", *samples(4, "prompts of each length"))
+@click.option("--rho", type=Number(0, 1), help="Share of retrieval heads.  [default: 0.5; 0.25 without grouped heads]")
+@click.option(
+    "--length",
+    "lengths",
+    multiple=True,
+    type=Count(1),
+    help="Length of a prompt in tokens. May be repeated.  [default: 2048, 4096]",
+)
+@count_option("--sinks", 64, "Do not count the first tokens.", 0)
+@count_option("--recent", 256, "Do not count the newest tokens.")
+def duo(**options: Any) -> None:
+    """Find retrieval heads (DuoAttention), by needle mass instead of training.
+
+    The model reads prompts with up to ten pass keys, then questions and answers. The score of a KV head is the weight
+    that its best query head gives to the requested pass key while the answer is read, without the first and the newest
+    tokens. The heads with the best scores are retrieval heads. Give the file to the method with `--set heads=FILE`.
+    """
+    from coattn.tools.calibrate.heads import write_heads
+
+    chosen = {name: options[name] for name in ("rho", "lengths", "samples", "sinks", "recent", "seed")}
+    made = run(options, write_heads, **chosen)
+    total = sum(map(len, made["scores"]))
+    known = [score for layer in made["scores"] for score in layer if score is not None]
+    line = f"{made['retrieval']} of {total} KV heads retrieve; needle mass {min(known):.4f} to {max(known):.4f}"
+    show(options, made, line, "duo", "heads")
 
 
 @calibrate.command()

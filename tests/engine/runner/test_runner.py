@@ -132,6 +132,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "h2o": ("h2o", {"block": 8, "heavy": 6, "recent": 5}),
     "h2o, shares": ("h2o", {"block": 8, "heavy": 0.2, "recent": 0.1}),
     "tova": ("tova", {"block": 8, "cache_size": 12}),
+    "duo": ("duo", {"block": 8, "heads": "alternate", "sinks": 4, "recent": 10}),
     "cpu": ("cpu", {"block": 8, "window_blocks": 1}),
     "cpu, all on the GPU": ("cpu", {"block": 8, "window_blocks": 40}),
     "cpu, int8": ("cpu", {"block": 8, "window_blocks": 1, "host_dtype": "int8"}),

@@ -164,6 +164,7 @@ def _planes(size: Size) -> Iterator[Settings]:
 KEEPS = "it keeps every token in GPU memory; the budget is what it reads"
 SIZINGS: Mapping[str, Sizing] = {
     "full": Sizing(why="it keeps every token in GPU memory, and reads all"),
+    "duo": Sizing(why="it keeps every token in GPU memory; its heads were labelled beforehand"),
     "quest": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "snapkv": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),
     "oracle": Sizing(why=KEEPS, share=lambda s, size: {"budget": _tokens(s, size)}),

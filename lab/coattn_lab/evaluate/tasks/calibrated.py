@@ -12,11 +12,12 @@ from coattn.hf.sketches import with_sketches
 from coattn.method.row import compose
 from coattn.text import Text
 from coattn.tools.calibrate.codebooks import write_codebook
+from coattn.tools.calibrate.heads import write_heads
 from coattn.tools.calibrate.skews import write_skew
 from coattn_lab.evaluate.tasks.row import Row
 
-FILES = ("skew", "codebook")
-"""Parameters that name a file which `coattn calibrate` makes: `infinigen`, `hcattention`."""
+FILES = ("heads", "skew", "codebook")
+"""Parameters that name a file which `coattn calibrate` makes: `duo`, `infinigen`, `hcattention`."""
 Say = Callable[[str], None]
 
 
@@ -38,7 +39,13 @@ def calibrated(row: Row, loaded: Loaded, text: Text, folder: Path, say: Say) -> 
 def _file(name: str, params: Any, loaded: Loaded, text: Text, folder: Path, say: Say) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     small = loaded.model.get_input_embeddings().weight.device.type == "cpu"
-    if name == "skew":
+    if name == "heads":
+        path = folder / "heads.json"
+        if not path.exists():
+            say(f"duo has no labels of its heads: making {path} of {text.name}")
+            usual = (2048,) if small else (2048, 4096)
+            _whole(path, lambda at: write_heads(loaded, text, at, usual=usual, samples=2))
+    elif name == "skew":
         path = folder / "skew.safetensors"
         if not path.exists():
             say(f"infinigen has no skew: making {path} of {text.name}")
