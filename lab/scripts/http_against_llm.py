@@ -134,11 +134,11 @@ def main(shapes: str, requests: int, prompt: int, new: int, batch: int, device: 
     room = {"max_batch": batch, "max_length": prompt + new, "reuse": False, "progress": False}
     llm = LLM((model, words(vocabulary)), "full", **room)
     llm.warm_up()
-    through_llm(llm, prompts[:batch], 8)
+    through_llm(llm, prompts[:batch], min(new, 8))
     rows = {"LLM": better(through_llm, llm, prompts, new)}
     served = Served(llm)
     try:
-        through_http(served.service.port, prompts[:batch], 8)
+        through_http(served.service.port, prompts[:batch], min(new, 8))
         rows["HTTP"] = better(through_http, served.service.port, prompts, new)
     finally:
         served.close()

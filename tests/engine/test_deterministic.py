@@ -110,19 +110,25 @@ def test_fifty_requests_in_random_company_are_as_alone(method: str, dtype: torch
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("dtype", "batch", "captured"),
-    [(torch.bfloat16, 12, True), (torch.bfloat16, 40, True), (torch.float32, 12, True), (torch.bfloat16, 6, False)],
+    ("method", "dtype", "batch", "captured", "count"),
+    [
+        ("full", torch.bfloat16, 12, True, 200),
+        ("cpu", torch.bfloat16, 12, True, 60),
+        ("offload", torch.bfloat16, 12, True, 60),
+        ("full", torch.bfloat16, 40, True, 60),
+        ("full", torch.float32, 12, True, 60),
+        ("cpu", torch.bfloat16, 6, False, 60),
+    ],
 )
-def test_two_hundred_requests_in_random_company_on_a_gpu(
-    method: str, dtype: torch.dtype, batch: int, captured: bool, monkeypatch: pytest.MonkeyPatch
+def test_requests_in_random_company_on_a_gpu(
+    method: str, dtype: torch.dtype, batch: int, captured: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In batches that two kernels of products take, in a window of few blocks before DRAM, and layer by layer."""
     if not captured:
         monkeypatch.setattr(Runtime, "uncaptured", lambda _: "this test says so")
     given: dict[str, Any] = {"device": "cuda", "max_batch": batch, **({} if method == "full" else {"window_blocks": 2})}
-    texts = prompts(200)
+    texts = prompts(count)
     with engine(method, dtype, reuse=False, **given) as llm:
         assert (llm.not_captured is None) == captured
         want = [bits(llm.generate(text, asked())[0]) for text in texts]

@@ -21,8 +21,8 @@ ROWWISE = (
     "clone", "constant_pad_nd", "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
     "fill_", "full", "full_like", "gather", "index", "index_select", "isfinite", "lift_fresh", "max",
     "native_layer_norm", "new_empty", "new_empty_strided", "new_ones", "new_zeros", "ones", "ones_like", "permute",
-    "repeat", "reshape", "scalar_tensor", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t",
-    "transpose", "unbind", "unsqueeze", "view", "where", "zero_", "zeros", "zeros_like",
+    "record_stream", "repeat", "reshape", "scalar_tensor", "select", "slice", "split", "split_with_sizes", "squeeze",
+    "stack", "t", "transpose", "unbind", "unsqueeze", "view", "where", "zero_", "zeros", "zeros_like",
 )  # fmt: skip
 """Operations that give each row what they give it alone, besides those that PyTorch calls pointwise. A norm of a layer
 is a block of threads for each row, whatever the number of rows; a maximum is the same in every order."""

@@ -94,6 +94,8 @@ def tile_of(tokens: int, n: int, k: int) -> Tile:
     if tokens == 1:
         if k > 8192:
             return (8, 512, 8, 1) if n >= 5120 else (4, 1024, 8, 1)
+        if k < 4096 and k % 512 == 0 and k & (k - 1):  # in a whole step sooner than by rows, for 3,584 columns
+            return 8, 512, 4, 2
         if k <= 2048 or (k > 4096 and k % 4096):  # rows that 4,096 columns at a time would read past the end
             columns = min(512, max(128, triton.next_power_of_2(k)))
             return 2048 // columns, columns, 4, 1
