@@ -80,6 +80,7 @@ def server(model: Path, method: str, disk: Path | None) -> Iterator[tuple[subpro
             if line.startswith("ready:"):
                 break
         assert "ready:" in said, said
+        assert (f"disk cache: {disk}, " in said) is (disk is not None)
         threading.Thread(target=lambda: list(process.stderr or ()), daemon=True).start()
         with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
             yield process, client

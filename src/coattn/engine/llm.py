@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from coattn.aliases import takes_aliases
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import ConfigError, InputError
+from coattn.errors import BudgetError, ConfigError, InputError
 from coattn.hf.models import CATALOG, resolve
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.progress import progress_line
@@ -119,7 +119,7 @@ class LLM(AbstractContextManager["LLM"]):
         from coattn.engine.engine import Engine
         from coattn.engine.method_choice import Wanted
         from coattn.engine.model import check_share, open_model, sequence_length, stage
-        from coattn.engine.plan.fit import SLOTS, choose
+        from coattn.engine.plan.fit import SLOTS, choose, say_enough
         from coattn.engine.runner.capture import choose_runner
         from coattn.engine.runner.one_by_one import CHUNK_TOKENS, GPU_CHUNK_TOKENS, check
         from coattn.engine.session_file import Sessions
@@ -176,7 +176,11 @@ class LLM(AbstractContextManager["LLM"]):
             asked_for, states = (max_batch, max_length, most), session.states
             max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for, states)
             sizes_of = max_batch, self.max_length
-            runtime = Runtime(session.layers, self.composed, self.ledger, *sizes_of, fixed=True, states=states)
+            try:
+                runtime = Runtime(session.layers, self.composed, self.ledger, *sizes_of, fixed=True, states=states)
+            except BudgetError as error:
+                wished = (max_batch, most, states)
+                raise say_enough(error, session.layers, self.composed, self.ledger, *wished) from None
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers

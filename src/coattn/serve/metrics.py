@@ -135,12 +135,13 @@ class Metrics:
         yield from self._tiers(llm, report)
 
     def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
-        held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
+        names = {"gpu": "gpu" if llm.model.device.type == "cuda" else "memory", "host": "host"}
+        held = [((names[tier],), report[f"{tier}_kv_bytes"]) for tier in names]
         yield _metric(Gauge, "kv_bytes", "KV memory that the engine holds.", held, "tier")
         sample, capacity = self.engine.sample, llm.engine.scheduler.admission.capacity
         free = {} if sample is None else sample.free
         used = [
-            ((tier,), 1 - (free.get(tier) or 0) / whole)
+            ((names[tier],), 1 - (free.get(tier) or 0) / whole)
             for tier, whole in capacity.items()
             if whole and free.get(tier) is not None
         ]

@@ -158,6 +158,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto, int8": ("auto", {**AUTO, "quality": 0.82, "host_dtype": "int8"}),
     "snapkv": ("snapkv", {"budget": 16, "window": 4, "kernel": 3}),
     "hcattention, no union": ("hcattention", {**CODED, "window_blocks": 2, "tail": "none", "union": False}),
+    "hcattention, no value for the rest": (
+        "hcattention",
+        {**CODED, "window_blocks": 2, "tail": "zero", "union": False},
+    ),
 }
 CASES = [
     *(("llama", name) for name in METHODS),

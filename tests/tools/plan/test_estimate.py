@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from coattn.cache.ledger import Ledger
+from coattn.cache.states import KEPT, KEPT_SHARE
+from coattn.cache.states import ROWS as STATES
 from coattn.engine.plan.fit import longest as reach
 from coattn.engine.plan.kv import held as counted
 from coattn.hf.architectures import describe_layers
@@ -14,6 +16,7 @@ from coattn.hf.experts import weights_read
 from coattn.hf.families import check_config
 from coattn.method.row import compose
 from coattn.method.table import METHODS as ROWS
+from coattn.tools.plan import estimate as estimating
 from coattn.tools.plan.estimate import METHODS, Machine, estimate, held, longest
 from coattn.tools.plan.known import find_card, find_config, models
 from coattn.tools.plan.shape import ModelShape, read_shape
@@ -137,6 +140,10 @@ def test_a_hybrid_inside_a_wrapper_has_kv_in_some_layers_and_states() -> None:
     assert shape.state_bytes == 48 * (2 * convolved + 4 * recurrent)
     assert shape.weight_bytes == pytest.approx(2 * 26.9e9, rel=0.01)
     assert read_shape("", config, "float32").state_bytes == pytest.approx(149.9 * 2**20, rel=0.02)
+    assert (estimating.KEPT_STATES, estimating.KEPT_SHARE, estimating.STATE_ROWS) == (KEPT, KEPT_SHARE, STATES)
+    assert estimate("full", shape, 3, 4096, MACHINE).dram == 35 * shape.state_bytes
+    small = replace(MACHINE, dram=1 << 30)
+    assert estimate("full", shape, 3, 4096, small).dram == (1 << 28) // shape.state_bytes * shape.state_bytes
 
 
 def test_a_pool_is_cut_down_to_the_room_that_there_is() -> None:

@@ -18,6 +18,8 @@ from coattn.units import ceil_div
 BLOCK = 32
 STATE_ROWS = 2
 """Of a sequence, in layers with a state."""
+KEPT_STATES, KEPT_SHARE = 32, 0.25
+"""States in DRAM besides one for each sequence, as `cache/states.py` keeps them; most of DRAM that they take."""
 CHUNK = 8192
 """Tokens of a prompt that a GPU reads at once."""
 WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattention": 4 * BLOCK, "auto": 5 * BLOCK}
@@ -120,6 +122,7 @@ def estimate(
     states = STATE_ROWS * batch * model.state_bytes
     kv, dram = counted or held(method, model, batch, tokens, machine.card.memory - weights - workspace - states)
     kv += states
+    dram += kept_states(model, batch, machine)
     return Estimate(
         method,
         weights,
@@ -132,6 +135,14 @@ def estimate(
         weights + kv + workspace <= machine.card.memory,
         machine.dram is None or dram + moved <= machine.dram,
     )
+
+
+def kept_states(model: ModelShape, batch: int, machine: Machine) -> int:
+    """DRAM for states of sequences that do not run: of those that go on later, and of stored beginnings of prompts."""
+    if not model.state_bytes:
+        return 0
+    room = math.inf if machine.dram is None else KEPT_SHARE * machine.dram // model.state_bytes
+    return int(min(batch + KEPT_STATES, room)) * model.state_bytes
 
 
 def count(
@@ -155,8 +166,10 @@ def count(
     dtype = {4: torch.float32, 2: torch.bfloat16}[model.item_bytes]
     nowhere = torch.device("meta")
     layers = [LayerShape(model.q_heads, model.kv_heads, model.head_dim, dtype, nowhere, w) for w in model.windows]
-    found = kv.held(layers, composed, batch, tokens)
-    tiers = found["gpu"], found["host"]
+    found, parts = kv.held(layers, composed, batch, tokens), composed.build()
+    # executors that fetch count their staging; for the others a prompt's is made on a GPU alone
+    staged = 0 if parts.config.host is None or "pull" in parts.executor.provides else staging(model, tokens)
+    tiers = found["gpu"] + staged, found["host"]
     return estimate(composed.method.name, model, batch, tokens, machine, tiers, composed.exact)
 
 
@@ -181,12 +194,17 @@ def held(method: str, model: ModelShape, batch: int, tokens: int, room: float = 
     windows = batch * row * sum(min(stored, window) for window in model.windows if window is not None)
     if method in GPU_DTYPES:
         return windows + batch * model.full_layers * stored * row_bytes(method, model), 0
-    staging = 2 * stored * row  # two halves, each of one layer of one sequence
+    staged = staging(model, tokens)
     if method == "auto":
-        own, dram = _auto(model, batch, stored, (room - windows - staging) / max(1, model.full_layers))
+        own, dram = _auto(model, batch, stored, (room - windows - staged) / max(1, model.full_layers))
     else:
         own, dram = _PARTS[method](model, batch, stored)
-    return windows + model.full_layers * own + (staging if model.full_layers else 0), model.full_layers * dram
+    return windows + model.full_layers * own + staged, model.full_layers * dram
+
+
+def staging(model: ModelShape, tokens: int) -> int:
+    """GPU memory through which a prompt's tokens come back from DRAM: two halves, each of one layer of one sequence."""
+    return 2 * ceil_div(max(1, tokens), BLOCK) * BLOCK * model.token_bytes if model.full_layers else 0
 
 
 def row_bytes(method: str, model: ModelShape) -> int:
