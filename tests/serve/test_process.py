@@ -105,7 +105,9 @@ def test_options_of_vllm_that_have_no_equal_get_one_hint(given: list[str], hint:
 def test_options_of_vllm_that_mean_the_same_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(serve, "callback", lambda **given: seen.update(given))
-    given = "--max-model-len 4k --max-num-seqs=3 --served-model-name a --enable-prefix-caching --dtype bfloat16 --port 9"
+    given = (
+        "--max-model-len 4k --max-num-seqs=3 --served-model-name a --enable-prefix-caching --dtype bfloat16 --port 9"
+    )
     given += " --enable-auto-tool-choice --kv-cache-memory-bytes 1GiB"
     serve.main(given.split(), standalone_mode=False)
     assert (seen["max_length"], seen["max_batch"], seen["names"], seen["no_reuse"]) == (4000, 3, ("a",), False)

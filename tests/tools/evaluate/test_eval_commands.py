@@ -67,7 +67,7 @@ def test_fidelity_says_bytes_and_an_interval_and_where_the_budget_covers_all(fol
     where = ["--model", str(folder), "--text", str(folder / "text.txt"), *WINDOWS]
     dense = "The budget covers the whole text: this is dense attention."
     for budget, covers in (("recent=8", False), ("recent=400", True)):
-        said = coattn("eval", "fidelity", "--method", "streaming", "--set", budget, *where).stdout
+        said = coattn("eval", "fidelity", "--method", "streaming", "--set", "block=4", "--set", budget, *where).stdout
         assert (dense in said) is covers
         assert re.search(r"streaming \(lossy\): KL \S+ \(95%: \S+ to \S+, worst", said)
         assert re.search(r"KV at most [\d.]+ \w+ in GPU memory, 0 B in DRAM", said)
