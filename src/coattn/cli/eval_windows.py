@@ -135,6 +135,8 @@ def describe_fidelity(result: dict[str, Any]) -> str:
         f"KV at most {format_bytes(result['gpu_kv_peak'])} in GPU memory, "
         f"{format_bytes(result['host_kv_peak'])} in DRAM"
     )
-    if not result["exact"] and result["row"]["select"] != "everything" and result["share_attended"] >= ALL:
+    row = result["row"]
+    rounds = row["select"] == "everything" and row["cache"] in ("gpu", "tiered")  # what is lost is not tokens
+    if not result["exact"] and not rounds and result["share_attended"] >= ALL:
         said += "\nThe budget covers the whole text: this is dense attention. Take a longer text or a smaller budget."
     return said
