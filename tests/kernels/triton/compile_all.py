@@ -11,6 +11,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from coattn.kernels.pool_memory import COLD, FRESH, LONG_AGO, NEVER, NONE
+from coattn.kernels.quantise.sketch import AXES
+from coattn.kernels.rest import width
 from coattn.kernels.triton import (
     append,
     attend,
@@ -36,6 +38,7 @@ from coattn.kernels.triton import (
     read_keys,
     recall,
     renew,
+    rest,
     sketch,
     token_pool,
     tokens,
@@ -50,6 +53,7 @@ KINDS = {
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"length_eps", "next_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
+FLOATS |= {"least", "furthest", "highest"}
 
 PACKED = [
     dict(zip(("FORM", "GROUP", "SPAN", "ROWS", "ZEROS", "KIND", "OFFSET"), row, strict=True))
@@ -236,6 +240,15 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
     (flush._flush_rows, {"KIND": 0, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 80, "D_PAD": 128}),
     (read_kernel._read, {"SIZE": 4096, "GATHER": True}),
+    *(
+        (kernel, {"WIDTH": width(d), "AXES": AXES, "D": d, "D_PAD": d, "PRECISION": "tf32", **constants})
+        for d in (64, 128, 256)
+        for kernel, constants in (
+            (rest._sum, {"ROWS": rest.ROWS}),
+            (rest._flush, {"ROWS": rest.ROWS, "BLOCK": 32}),
+            (rest._lean, {"GROUP": 5, "GROUP_PAD": 16, "CAP": d == 128}),
+        )
+    ),
     (attend_scored._choose, {"GROUP": 5, "GROUP_PAD": 16, "LOOK": attend_scored.LOOK, "FRESH": FRESH, "COLD": COLD}),
     (attend_scored._list, {"FRESH": FRESH, "SOME": attend_scored.SOME, "SPLITS_PAD": 8, "LOOK": 256}),
     *((token_pool._renew, {"PLACES_PAD": places, "FRESH": FRESH}) for places in (1024, 16384)),
@@ -290,6 +303,8 @@ TYPES: dict[Any, dict[str, str]] = {
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
     sketch._lost: {"keys_ptr": "*bf16", "worth_ptr": "*bf16", "base_ptr": "*fp32"},
+    **{kernel: {"start_ptr": "*fp32", "axes_ptr": "*i32"} for kernel in (rest._sum, rest._flush)},
+    rest._lean: {"worth_ptr": "*bf16", "bound_ptr": "*fp32", "wait_ptr": "*fp32", "axes_ptr": "*i32"},
     fill_pool._learn: {},
     fill_pool._whole: {"whole_ptr": "*fp32"},
     fill_pool._weigh: {},
@@ -344,6 +359,7 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((sketch._lost, fill_pool._weigh), lambda c, _: {"warps": 8 if c["D"] > 64 else 4, "stages": 3}),
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
+    rest._sum: lambda c, _: {"warps": 8 if c["D"] > 128 else 4},
     experts._route: lambda *_: {"warps": 1},
     packed_experts._packed_experts: lambda *_: dict(
         zip(("warps", "stages"), packed_linear.tile_of(64)[1:], strict=True)

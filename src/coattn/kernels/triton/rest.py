@@ -14,7 +14,7 @@ from coattn.kernels.rest import FURTHEST, HIGHEST, LEAST_SPREAD, Rest, width
 
 ROWS = 32
 """Tokens at a time."""
-PIECES = 32
+PIECES = 64
 """Of a prompt at most, each added up by a program a KV head."""
 
 
@@ -157,7 +157,7 @@ def sum_rest(k: Tensor, v: Tensor, sketcher: Sketcher) -> Tensor:
     if n:
         _sum[(kv_heads, pieces)](
             k, v, sketcher.of, sketcher.start, sketcher.axes, sums, n, each, k.stride(0), k.stride(1), v.stride(0),
-            v.stride(1), sketcher.of.shape[1], **_forms(d, k.dtype), ROWS=ROWS, num_warps=4,
+            v.stride(1), sketcher.of.shape[1], **_forms(d, k.dtype), ROWS=ROWS, num_warps=4 if d <= 128 else 8,
         )  # fmt: skip
     return sums.sum(0)
 
