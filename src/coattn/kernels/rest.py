@@ -76,8 +76,8 @@ def flush_rest(gpu: Tensor, sums: Tensor, block: Tensor, to: Tensor, seq: Tensor
 def lean(above: Tensor, spread: Tensor) -> Tensor:
     """How far scores that are weighed by their own powers and lie below a bound are from their mean, of what they would
     be without a bound. above: deviations of the bound from the middle of the weighed ones."""
-    density = -above.square() / 2 - math.log(2 * math.pi) / 2
-    return 1 - (density - torch.special.log_ndtr(above)).exp() / spread
+    distribution: Tensor = torch.special.log_ndtr(above)
+    return 1 - (-above.square() / 2 - math.log(2 * math.pi) / 2 - distribution).exp() / spread
 
 
 @Operation
@@ -92,8 +92,9 @@ def rest_value(
     (rows, _, d), kv_heads = q.shape, sums.shape[1]
     own = sums[seq.long()]
     own = own[..., :-1] / own[..., -1:].clamp_min(1)
-    both, z, squares, k, v = own.split((AXES * d, AXES, AXES, d, d), -1)
-    covariance = both.unflatten(-1, (AXES, d)) - z[..., None] * v[..., None, :]
+    both, flat = own[..., : AXES * d].view(rows, kv_heads, AXES, d), own[..., AXES * d :]
+    z, squares, k, v = flat[..., :AXES], flat[..., AXES : 2 * AXES], flat[..., 2 * AXES : -d], flat[..., -d:]
+    covariance = both - z[..., None] * v[..., None, :]
     variance = (squares - z.square()).clamp_min(0)
     grouped = q.float().view(rows, kv_heads, -1, d) * scale
     asked = torch.einsum("rhgd,had->rhga", grouped, _rows(sketcher.worth, sketcher.axes))
