@@ -23,7 +23,7 @@ WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattent
 SCOUT_BUDGET = 2048
 POOL_TOKENS, POOL_SHARE = 16384, 0.5
 """Of `auto`: most tokens of a pool; its share of a sequence where there is room."""
-FRESH = 1024
+FRESH, AXES = 1024, 32
 CENTROIDS = 8192
 
 DRAM_SHARE = {"offload": 1.0, "cpu": 1.0, "hgca": 0.1, "scout": 0.2, "hcattention": 0.124, "auto": 0.0075}
@@ -221,11 +221,12 @@ def _auto(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
     heads, d = model.kv_heads, model.head_dim
     planes, places, slots = 2 * d, pool_tokens(stored), batch + 1
     sketches = batch * stored * heads * planes // 8
-    tables = heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d)
+    tables = heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d + 4 * AXES)
+    sums = 4 * slots * heads * (AXES * (d + 2) + 2 * d + 1)
     books = slots * heads * (4 * stored + 8 * places + 8 * FRESH + 16) + 264 * slots * model.q_heads
     rows = batch * places * heads * (2 * d + 6) + slots * heads * (8 * d + 8)
     window = batch * WINDOW_TOKENS["auto"] * model.token_bytes
-    return sketches + tables + books + rows + window, batch * stored * model.token_bytes
+    return sketches + tables + sums + books + rows + window, batch * stored * model.token_bytes
 
 
 _PARTS: dict[str, Callable[[ModelShape, int, int], tuple[int, int]]] = {
