@@ -24,7 +24,6 @@ import coattn
 from coattn import errors
 from coattn.cli.main import cli
 from coattn.cli.methods import describe
-from coattn.kernels.blockwise import HELP
 from coattn.method.registry import PARTS, registry
 from coattn.method.row import Method
 from coattn.method.table import METHODS
@@ -148,8 +147,6 @@ def methods_page() -> str:
     parts = ["# Methods and parts\n", MADE, "\nA method is a row: one part per axis. See [concepts](../concepts.md).\n"]
     parts.append(methods_table())
     parts += [_method_section(name) for name in METHODS]
-    rows = [(f"`{name}`", "unset", text) for name, text in HELP.items()]
-    parts.append("## Parameters of every method\n\n" + table(("parameter", "default", "meaning"), rows))
     hidden = {name for row in METHODS.values() for name in row.internal}
     hidden -= {name for row in METHODS.values() for name in describe(row)["params"]}
     parts.append("## Parts\n\nWhat a row may name on each axis. A row of your own may mix them as far as they fit.\n")

@@ -2,6 +2,7 @@
 # What `coattn serve` must hold, at full length; the tests have short versions. Each check starts its own server on 127.0.0.1.
 #   scripts/serve_checks.sh                      all of them, in a folder of their own under results/local
 #   scripts/serve_checks.sh clients forms crowd  some of them
+#   scripts/serve_checks.sh day                  as many requests as an agent's in a day that asks every five seconds
 # Needs the extras serve, dev and checks; `npm` needs Node.js.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,7 +42,7 @@ stop() { # ends the server that this script started, and asks for exit code 0
 }
 trap '[ -n "$server" ] && kill "$server" 2>/dev/null || true' EXIT
 
-clients() { # OpenAI's Python client in two major versions, Anthropic's, README's curl, and OpenAI's client of npm
+clients() { # OpenAI's Python client in two major versions, Anthropic's, LangChain, LiteLLM, README's curl, and of npm OpenAI's and the AI SDK
   start --max-length 1024
   for version in "openai>=2.8,<3" "openai>=3,<4"; do
     folder="$OUT/$(echo "$version" | tr -c 'a-z0-9\n' _)"
@@ -55,13 +56,19 @@ clients() { # OpenAI's Python client in two major versions, Anthropic's, README'
   bash -c "${command/http:\/\/127.0.0.1:8000/$URL}" | tee "$OUT/curl.json" | grep -q '"object":"text_completion"'
   echo "README's curl: $(cut -c 1-60 "$OUT/curl.json") ..."
   if command -v npm >/dev/null; then
-    (cd "$OUT" && npm install --silent --no-save --no-audit --no-fund openai >/dev/null)
-    cp scripts/serve_client.mjs "$OUT/"
+    (cd "$OUT" && npm install --silent --no-save --no-audit --no-fund openai ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod >/dev/null)
+    cp scripts/serve_client.mjs scripts/serve_ai_sdk.mjs "$OUT/"
     node "$OUT/serve_client.mjs" "$URL"
+    node "$OUT/serve_ai_sdk.mjs" "$URL"
   else
-    echo "npm: not here, so its client was not tried"
+    echo "npm: not here, so its clients were not tried"
   fi
   stop
+  folder="$OUT/others"
+  "$PYTHON" -m venv --system-site-packages "$folder"
+  "$PYTHON" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$("$folder/bin/python" -c 'import site; print(site.getsitepackages()[0])')/base.pth"
+  "$folder/bin/python" -m pip install --quiet anthropic langchain-openai langchain-anthropic litellm mcp
+  "$folder/bin/python" -m pytest -q tests/serve/test_other_clients.py
 }
 
 forms() { # required tools and strict schemas: all of 50 answers valid
@@ -70,10 +77,15 @@ forms() { # required tools and strict schemas: all of 50 answers valid
   stop
 }
 
-crowd() { # many requests at once, some of which leave
-  start --max-length 512 --max-batch 8 --max-waiting 64
-  "$PYTHON" scripts/serve_load.py crowd "$URL" --count "${COUNT:-500}" --at-once 32
+crowd() { # many requests at once, of any length, with tools and schemas, some of which leave; memory is as before
+  start --max-length 1024 --max-batch 16 --max-waiting 256 --no-access-log
+  "$PYTHON" scripts/serve_load.py crowd "$URL" --count "${COUNT:-2000}" --at-once 64 --seed "${SEED:-0}" --pid "$server"
   stop
+}
+
+day() { # the same for 17,280 requests, of a very small model
+  "$PYTHON" scripts/serve_small.py "$OUT/small"
+  COUNT=${COUNT:-17280} MODEL="$OUT/small" crowd
 }
 
 fuzz() { # schemathesis over our own schema: no server error, no hang. A very small model answers more of its requests

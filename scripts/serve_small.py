@@ -30,7 +30,12 @@ def main(folder: str) -> None:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.2)  # large enough that answers depend on what was asked
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

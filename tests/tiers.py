@@ -1,7 +1,7 @@
 """Which cases of a test are quick, which run in every run, and which only on demand: by measured time.
 
 `seconds.json` holds how many seconds of a processor one case of a test function took, where all its cases took more
-than a second. Of each function, quick cases take up to `QUICK_SECONDS` together, and all that run take up to
+than `QUICK_SECONDS`. Of each function, quick cases take up to `QUICK_SECONDS` together, and all that run take up to
 `RUN_SECONDS`, or are one; of those marked `whole` all run. The rest of a matrix runs with `COATTN_EVERY=1`. The sample
 is drawn by the function's name: always the same.
 """
@@ -17,7 +17,7 @@ from statistics import fmean
 
 import pytest
 
-QUICK_SECONDS, RUN_SECONDS = 0.5, 4.0
+QUICK_SECONDS, RUN_SECONDS = 0.5, 2.0
 SECONDS = Path(__file__).with_name("seconds.json")
 
 
@@ -30,7 +30,7 @@ def split(items: list[pytest.Item], seconds: Mapping[str, float]) -> tuple[list[
     """Tests -> those that run and those that do not; of those that run, the ones that are not quick are marked slow."""
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if "gpu" not in item.keywords and "model" not in item.keywords:
+        if "gpu" not in item.keywords:
             functions[function_of(item.nodeid)].append(item)
     left_out: set[pytest.Item] = set()
     for name in functions.keys() & seconds.keys():
@@ -83,7 +83,7 @@ def measure(lines: Iterable[str]) -> dict[str, float]:
     for line in lines:
         seconds, _, nodeid = line.rstrip("\n").partition(" ")
         found[function_of(nodeid)].append(float(seconds))
-    return {name: round(fmean(each), 3) for name, each in sorted(found.items()) if sum(each) > 1}
+    return {name: round(fmean(each), 3) for name, each in sorted(found.items()) if sum(each) > QUICK_SECONDS}
 
 
 if __name__ == "__main__":

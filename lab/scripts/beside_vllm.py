@@ -5,8 +5,10 @@
 OUT is a folder: a file for each measurement, and `table.md`. What is there is not measured again, so a run that was cut
 off, or that ended with 3 because `--minutes` were over, goes on with the same command. Both systems get the same shapes
 with random weights (or the same folder of a model), the same random tokens, as much of the GPU as `--share`, no prefix
-caching and greedy sampling without an end. Each runs in a process of its own, one after the other; neither needs a
-network.
+caching and greedy sampling without an end. Each runs in a process of its own, one after the other, coattn in the first
+two fifths of the time; a process that outlasts the time by half a minute is ended. Neither needs a network. What is
+cheap is measured first. Where vLLM measures nothing with compiled kernels and graphs, it is tried once more without
+them, and its files say `eager`.
 
 `decode`: milliseconds of an engine's step in which every sequence gets a token, scheduling and sampling included: the
 median and the 99th percentile. `prompt`: seconds from submission to the first token, after a prompt of the same length
@@ -19,12 +21,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +44,8 @@ from coattn_lab.evaluate.tasks.table import markdown
 SYSTEMS = ("coattn", "vllm")
 ABSENT, UNFINISHED = 4, 3
 """How a system's process ends that cannot be imported; how the command ends where its time was over."""
+GRACE = 30.0
+"""Seconds after its time in which a system may end what it has begun."""
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -79,7 +85,8 @@ class Coattn:
         if device.type == "cuda":
             weights = sum(each.nbytes for each in model.parameters())
             room = int(options["share"] * torch.cuda.get_device_properties(device).total_memory) - weights
-        self.llm = LLM((model, None), "full", gpu_kv=room, max_batch=batch, max_length=most, reuse=False)
+        sizes = sorted({*options["batch"], batch})
+        self.llm = LLM((model, None), "full", gpu_kv=room, max_batch=batch, max_length=most, reuse=False, sizes=sizes)
         self.llm.warm_up()
         self._handles: dict[int, Any] = {}
         self._seen: dict[int, int] = {}
@@ -115,6 +122,10 @@ class Vllm:
         folder = options["model"] or _config_folder(options["shapes"])
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         self.vocabulary, self._params = int(config["vocab_size"]), SamplingParams
+        sizes = sorted({*options["batch"], batch})
+        graphs = (
+            {"enforce_eager": True} if options["eager"] else {"compilation_config": {"cudagraph_capture_sizes": sizes}}
+        )
         self._engine = LLM(
             model=str(folder),
             skip_tokenizer_init=True,
@@ -125,6 +136,8 @@ class Vllm:
             gpu_memory_utilization=options["share"],
             enable_prefix_caching=False,
             disable_log_stats=True,
+            generation_config="vllm",
+            **graphs,
         ).llm_engine
         self._seen: dict[str, int] = {}
 
@@ -206,17 +219,19 @@ def requests(engine: Engine, items: Sequence[Item]) -> dict[str, Any]:
 
 
 def plan(options: dict[str, Any]) -> dict[str, Callable[[Engine], dict[str, Any]]]:
-    """By name, what is measured of a system."""
-    found: dict[str, Callable[[Engine], dict[str, Any]]] = {}
+    """By name, what is measured of a system: what reads the fewest tokens first."""
+    found: dict[str, tuple[int, Callable[[Engine], dict[str, Any]]]] = {}
     for context in options["context"]:
         for batch in options["batch"]:
-            found[f"decode_{batch}x{context}"] = lambda engine, b=batch, c=context: decode(  # type: ignore[misc]
-                engine, b, c, options["steps"]
+            found[f"decode_{batch}x{context}"] = (
+                batch * context,
+                lambda engine, b=batch, c=context: decode(engine, b, c, options["steps"]),  # type: ignore[misc]
             )
-    found[f"prompt_{options['prompt']}"] = lambda engine: prompt(engine, options["prompt"])
+    found[f"prompt_{options['prompt']}"] = 2 * options["prompt"], lambda engine: prompt(engine, options["prompt"])
     items = stream(options)
-    found[f"requests_{len(items)}"] = lambda engine: requests(engine, items)
-    return found
+    tokens = sum(item.prompt_tokens for item in items)
+    found[f"requests_{len(items)}"] = tokens, lambda engine: requests(engine, items)
+    return {name: run for name, (_, run) in sorted(found.items(), key=lambda each: each[1][0])}
 
 
 def stream(options: dict[str, Any]) -> list[Item]:
@@ -235,7 +250,7 @@ def measure(system: str, folder: Path, options: dict[str, Any], until: float) ->
     for i, (name, run) in enumerate(todo.items()):
         if i and time.time() > until:
             return False
-        asked = {key: options[key] for key in ("shapes", "model", "dtype", "share", "steps")}
+        asked = {key: options[key] for key in ("shapes", "model", "dtype", "share", "steps", "eager")}
         found = {"system": system, "measured": name, **run(engine), **asked, **provenance()}
         write_json(folder / f"{system}_{name}.json", found)
         print(f"{system} {name}: {found.get('ms_per_step') or 1e3 * found['seconds']:.2f} ms", file=sys.stderr)
@@ -260,6 +275,19 @@ def table(folder: Path, options: dict[str, Any]) -> str:
     return markdown(head, lines)
 
 
+def ended(command: list[str], env: dict[str, str], until: float) -> int:
+    """Runs a process and whatever it starts -> how it ended; UNFINISHED where it was ended at `until`."""
+    process = subprocess.Popen(command, env=env, start_new_session=True)
+    try:
+        return process.wait(max(1.0, until - time.time()))
+    except subprocess.TimeoutExpired:
+        return UNFINISHED
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
@@ -279,6 +307,7 @@ def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--minutes", default=7.0, show_default=True)
+@click.option("--eager", is_flag=True, help="vLLM without compiled kernels and graphs.")
 @click.option("--system", type=click.Choice(SYSTEMS), hidden=True)
 @click.option("--until", type=float, hidden=True)
 def main(out: Path, path: str | None, system: str | None, until: float | None, minutes: float, **options: Any) -> None:
@@ -287,14 +316,19 @@ def main(out: Path, path: str | None, system: str | None, until: float | None, m
     if system is not None:
         assert until is not None
         sys.exit(0 if measure(system, out, options, until) else UNFINISHED)
-    end, codes = time.time() + 60 * minutes, {}
+    begin, end, codes = time.time(), time.time() + 60 * minutes, {}
     for each in SYSTEMS:
         env = dict(os.environ)
         if each == "vllm" and path:
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(path).resolve()), env.get("PYTHONPATH"))))
-        given = [sys.executable, *sys.argv, "--system", each, "--until", str(end)]
-        codes[each] = subprocess.run(given, env=env, check=False).returncode
-    (out / "table.md").write_text(table(out, options), encoding="utf-8")
+        last = end if each == "vllm" else begin + 0.4 * (end - begin)
+        given = [sys.executable, *sys.argv, "--system", each, "--until", str(last)]
+        codes[each] = ended(given, env, last + GRACE)
+        failed = codes[each] not in (0, UNFINISHED, ABSENT) and not list(out.glob("vllm_*.json"))
+        if each == "vllm" and failed and not options["eager"] and time.time() < end:
+            print("vLLM failed with compiled kernels and graphs; now without them.", file=sys.stderr)
+            codes[each] = ended([*given, "--eager"], env, last + GRACE)
+        (out / "table.md").write_text(table(out, options), encoding="utf-8")
     print(table(out, options), end="")
     if codes["vllm"] == ABSENT:
         print("vLLM could not be imported, so coattn alone was measured.")

@@ -1,9 +1,9 @@
-"""Times linear layers in 4 to 8 bits beside the time of their packed bytes: `packed_products.py [FORM] [experts]`.
+"""Times linear layers in 4 to 8 bits beside the time of their packed bytes: `packed_products.py [FORM] [KIND]`.
 
 FORM: one of `FORMS`, such as int4 or Q4_K. For each size of a layer and number of tokens: microseconds of the fastest
 tile, which tile, and its multiple of the bytes' time at the speed that a copy reaches here; the last column is
-PyTorch's product in bfloat16. With `experts`, mixtures instead: microseconds of both matrices, beside the bytes of the
-experts in use. Needs a GPU.
+PyTorch's product in bfloat16. KIND `experts`: mixtures instead, microseconds of both matrices, beside the bytes of the
+experts in use. KIND `prompts`: only how long prompts unpack a matrix, beside the product. Needs a GPU.
 """
 
 import sys
@@ -39,6 +39,8 @@ FORMS = {
 }
 """Form, columns that share a scale, how scales and minima are stored."""
 TILES = list(product((16, 32, 64, 128), (2, 4, 8), (3, 4, 6)))
+UNPACK_TILES = ((32, 4), (16, 2), (16, 4), (32, 2), (32, 8), (64, 4), (64, 8), (128, 8))
+"""The first as launched."""
 
 
 def time(call: object) -> float:
@@ -63,11 +65,6 @@ def random_weight(name: str, n: int, k: int) -> Packed:
     return pack(codes.view(torch.int8) if form == "int8" else codes, first, zeros, form, group, 1, supers)
 
 
-def bytes_of(weight: Packed) -> int:
-    """Of all its tensors."""
-    return sum(x.nbytes for x in weight.tensors.values())
-
-
 def main(form: str) -> None:
     """Prints the table of one form."""
     speed = copy_speed()
@@ -75,7 +72,7 @@ def main(form: str) -> None:
         for n, k in sizes:
             weight = random_weight(form, n, k)
             plain = torch.randn(n, k, device="cuda").bfloat16()
-            floor = bytes_of(weight) / speed
+            floor = weight.nbytes / speed
             for tokens in (1, 4, 16, 32):
                 x = torch.randn(1, tokens, k, device="cuda").bfloat16()
                 found = {}
@@ -88,8 +85,29 @@ def main(form: str) -> None:
                 own, usual = found.get(kernel.tile_of(n), 0), time(lambda x=x, w=plain: x @ w.T)
                 print(f"{name:18} {n:6} x {k:6} {tokens:3} tokens: {found[best]:8.1f} us {best!s:14}", end=" ")
                 print(f"{found[best] / floor:5.2f} of the floor; as launched {own:8.1f} us; bfloat16 {usual:8.1f} us")
-            unpacked, floor = time(lambda w=weight: kernel.unpack(w, torch.bfloat16)), floor + plain.nbytes / speed
-            print(f"{name:18} {n:6} x {k:6} unpacked: {unpacked:8.1f} us, {unpacked / floor:5.2f} of the floor")
+            unpacking(f"{name:18} {n:6} x {k:6}", weight, floor + plain.nbytes / speed)
+
+
+def prompts(form: str) -> None:
+    """Prints what prompts do with matrices of one form alone."""
+    speed = copy_speed()
+    for name, sizes in SIZES.items():
+        for n, k in sizes:
+            weight = random_weight(form, n, k)
+            unpacking(f"{name:18} {n:6} x {k:6}", weight, (weight.nbytes + 2 * n * k) / speed)
+
+
+def unpacking(name: str, weight: Packed, floor: float) -> None:
+    """Prints how long a prompt unpacks a matrix, and what of its product that is. floor: microseconds of the bytes."""
+    n, k = weight.out_features, weight.in_features
+    tiles = {tile: time(lambda tile=tile: kernel.unpack(weight, torch.bfloat16, tile)) for tile in UNPACK_TILES}
+    best, took = min(tiles, key=lambda tile: tiles[tile]), tiles[UNPACK_TILES[0]]
+    x, w = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (4096, n))
+    whole = time(lambda: x @ w.T)
+    print(
+        f"{name} unpacked: {took:8.1f} us, {took / floor:5.2f} of the floor, {took / whole:5.3f} of a product", end=""
+    )
+    print(f" of 4,096 tokens; {tiles[best]:8.1f} us with {best}")
 
 
 def mixtures(form: str) -> None:
@@ -106,7 +124,7 @@ def mixtures(form: str) -> None:
             weights = torch.rand(tokens, top, device="cuda").bfloat16()
             given = x, index, weights, (first, None), (second, None), lambda y: y[..., ::2] * y[..., 1::2]
             took = time(lambda given=given: mixture.packed_experts(*given))
-            read = (bytes_of(first) + bytes_of(second)) * len(index.unique()) / count / speed
+            read = (first.nbytes + second.nbytes) * len(index.unique()) / count / speed
             print(f"{name:14} {tokens:3} tokens: {took:8.1f} us, {took / read:5.2f} of the bytes of experts in use")
 
 
@@ -120,4 +138,4 @@ def copy_speed() -> float:
 
 if __name__ == "__main__":
     chosen = next((word for word in sys.argv[1:] if word in FORMS), "int4")
-    (mixtures if "experts" in sys.argv else main)(chosen)
+    (mixtures if "experts" in sys.argv else prompts if "prompts" in sys.argv else main)(chosen)

@@ -1,11 +1,12 @@
 """Holds what `coattn plan` says of a model, a method and a length against what an engine then takes on this machine.
 
-    python lab/scripts/plan_pairs.py OUT.json [MODEL:METHOD:BATCH:TOKENS...] [--seconds 240]
+    python lab/scripts/plan_pairs.py OUT.json [MODEL:METHOD:BATCH:TOKENS...] [--seconds 200]
 
 MODEL is a name of `coattn plan --list`, METHOD a row, TOKENS what each sequence holds, prompt and answer; left out, ten
 pairs for an H200 with 125 GB of DRAM. The weights are random. Each figure stands beside its plan: GPU memory as the
 driver counts it, the KV of it, DRAM, seconds to the first token and of a decode step. A row passes with bytes within
-15% and times within 30%. A pair that fails has a line; OUT.json has every row so far.
+15% and times within 30%. No pair begins after so many seconds. A pair that fails has a line; OUT.json has every row
+so far.
 """
 
 from __future__ import annotations
@@ -104,17 +105,19 @@ def compare(pair: str, loaded: dict[str, Any], gbps: float, before: int) -> dict
     return {"pair": pair, "plan": plan, "measured": found, "ratios": ratios, "wrong": wrong, "short": short}
 
 
+HEAD = f"{'pair':40}" + "".join(f"{name:>{2 * 10 + 8}}" for name in WITHIN)
+
+
 def line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """A row for people: of each figure what was measured, what was planned, and their ratio."""
     cells = []
     for name in WITHIN if "ratios" in row else ():
-        found, plan = row["measured"][name], row["plan"][name]
-        each = ["-" if x is None else f"{x:.4f}" if name.endswith("_s") else format_bytes(x) for x in (found, plan)]
-        cells.append(
-            f"{name} {each[0]} of {each[1]}" + (f" x{row['ratios'][name]:.2f}" if name in row["ratios"] else "")
-        )
+        time_s, both = name.endswith("_s"), (row["measured"][name], row["plan"][name])
+        each = ("-" if x is None else f"{1e3 * x:.1f} ms" if time_s else format_bytes(x) for x in both)
+        ratio = f"x{row['ratios'][name]:.2f}" if name in row["ratios"] else ""
+        cells.append("".join(f"{x:>10}" for x in each) + f"{ratio:>8}")
     verdict = f"off: {', '.join(row['wrong'])}" if row["wrong"] else "pass"
-    return f"{row['pair']}: {'; '.join((*cells, verdict))} {row['short'] or ''}"
+    return f"{row['pair']:40}{''.join(cells)}  {verdict} {row['short'] or ''}"
 
 
 def main() -> int:
@@ -122,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("pairs", nargs="*", default=PAIRS.split())
-    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--seconds", type=float, default=200)
     given, before, start = parser.parse_args(), 0, time.perf_counter()
     if torch.cuda.is_available():
         query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -130,7 +133,7 @@ def main() -> int:
     gbps = random_gather_gbps(default_threads())
     rows: list[dict[str, Any]] = []
     loaded: dict[str, Any] = {}
-    print(f"DRAM {gbps:.0f} GB/s. Each figure is measured of planned, with their ratio.", flush=True)
+    print(f"DRAM {gbps:.0f} GB/s. Each figure: measured, planned, their ratio.\n{HEAD}", flush=True)
     for pair in given.pairs:
         try:
             if time.perf_counter() - start > given.seconds:

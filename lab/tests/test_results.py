@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from coattn_lab.evaluate.results import fault, read_result
 
@@ -25,12 +26,29 @@ def test_the_page_of_results_names_every_file() -> None:
     assert missing == []
 
 
-def test_the_table_of_the_readme_is_made_of_its_files() -> None:
+def test_the_page_of_equal_memory_is_made_of_its_file() -> None:
+    script, page = make_results(), ROOT / "docs" / "results_shares.md"
+    if not (ROOT / script.SHARES).exists():
+        assert not page.exists(), "a page without its file"
+        return
+    data = read_result(ROOT / script.SHARES)
+    assert page.read_text(encoding="utf-8") == script.shares_page(data, script.mini()), (
+        "run `python lab/scripts/make_results.py`"
+    )
+    assert (ROOT / script.PICTURE).read_text(encoding="utf-8") == script.picture(data["lines"])
+
+
+def make_results() -> Any:
     spec = importlib.util.spec_from_file_location("make_results", ROOT / "lab" / "scripts" / "make_results.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_the_table_of_the_readme_is_made_of_its_files() -> None:
+    script = make_results()
     script.age = lambda _: 0
     table = [line for line in script.block().splitlines() if line.startswith("| ")]
     assert len(table) == 2 + 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
@@ -31,6 +32,42 @@ INSTEAD = {
     "tensor_parallel_size": "Layers can lie on several GPUs, each whole: devices=['cuda:0', 'cuda:1'].",
 }
 """Names of vLLM's that have no equal here, and what comes closest."""
+
+
+def option_hint(text: str) -> str:
+    """`gpu_kv='20GiB'` -> `--gpu-kv 20GiB`, in a hint."""
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')} {re.sub('[][ ]', '', found[2]).replace(chr(39), '')}"
+
+    return re.sub(r"(\w+)=(\[.*?\]|'.*?'|\w[\w.]*\w)", option, text)
+
+
+SAME_OPTIONS = {
+    "--max-model-len": "--max-length",
+    "--max-num-seqs": "--max-batch",
+    "--kv-cache-memory-bytes": "--gpu-kv",
+    "--served-model-name": "--name",
+    "--no-enable-prefix-caching": "--no-reuse",
+    "--disable-log-requests": "--no-access-log",
+}
+"""Options of vLLM's server -> ours."""
+ALWAYS = ("--enable-prefix-caching", "--enable-chunked-prefill", "--enable-auto-tool-choice")
+"""Options of vLLM's server for what ours does anyway."""
+OPTIONS_INSTEAD = {
+    "--api-key": "Put the key into a file, --api-key-file FILE, or into COATTN_API_KEY.",
+    "--quantization": "Leave it out: how weights are quantised is read from the model's config.json.",
+    "--load-format": "Leave it out: safetensors and GGUF files are told apart.",
+    "--kv-cache-dtype": "Give it to the method: --method full --set gpu_dtype=int8.",
+    "--chat-template": "Put it into the model's folder, as chat_template.jinja.",
+    "--tool-call-parser": "Leave it out: the form of calls is seen in the model's chat template.",
+    "--reasoning-parser": "Leave it out: the form of thoughts is seen in the model's chat template.",
+    "--trust-remote-code": "coattn never runs code that comes with a model.",
+    "--enforce-eager": "Leave it out; --no-warm-up starts sooner.",
+    "--ssl-keyfile": "Put a proxy with TLS before the server.",
+    **{f"--{name.replace('_', '-')}": option_hint(hint) for name, hint in INSTEAD.items()},
+}
+"""Options of vLLM's server that have no equal here, and what comes closest."""
 
 
 def takes_aliases(name: str) -> Callable[[T], T]:

@@ -64,6 +64,16 @@ def format_bytes(count: int, digits: int = 1) -> str:
     return f"{size:.{digits}f} TiB"
 
 
+def format_enough(count: int) -> str:
+    """The same as an option takes it, rounded up: `16810224` -> `"16.1MiB"`."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size /= 1024 if unit != "GiB" else 1
+    return f"{math.ceil(size * 10) / 10:g}{unit}"
+
+
 def format_apart(one: int, other: int) -> tuple[str, str]:
     """Two sizes with as many digits as it takes to tell them apart, in bytes where three are not enough."""
     for digits in (1, 2, 3):

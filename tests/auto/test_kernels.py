@@ -36,5 +36,5 @@ def test_steps_ask_for_what_was_compiled(heads: int, d: int, monkeypatch: pytest
         monkeypatch.setattr(scoring, "available", lambda device: True)
         monkeypatch.setattr(scoring, "module", module)
         with pytest.raises(AskedError) as asked:
-            rehearse(engine.runner, engine.max_length)
+            rehearse(engine.runner, engine.max_length, 2048)
         assert asked.value.args[0] in forms

@@ -116,8 +116,7 @@ def test_a_budget_that_is_too_small(folder: Path, monkeypatch: pytest.MonkeyPatc
     elif not amx:
         pytest.skip("with a GPU it is always bfloat16")
     done = coattn("generate", "w1 w2 w3", "--model", str(folder), "--gpu-kv", "1KiB", "--max-new-tokens", "4")
-    hint = f"Raise --gpu-kv to {need}.0 KiB ({need << 10} bytes)"
-    assert_refused(done, f"needs at least {need}.0 KiB", "--gpu-kv is 1.0 KiB", hint)
+    assert_refused(done, f"needs at least {need}.0 KiB", "--gpu-kv is 1.0 KiB", f"Raise --gpu-kv to {need}", "7 tokens")
 
 
 def test_arguments_of_the_library_are_the_options_they_came_from(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,9 +58,10 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     assert "64 query heads on 8, each of 64 numbers and a sink" in [use["reason"] for use in found["uses"]]
     (tmp_path / "config.json").write_text(json.dumps({**sinks, "quantization_config": {"quant_method": "nvfp4"}}))
     found = run_json("doctor", "--model", str(tmp_path))
-    assert found["model"] == {"name": tmp_path.name, "family": "gpt_oss", "runs": "no"}
-    assert "quantised by 'nvfp4'" in found["hints"][0]
-    assert "runs" in coattn("doctor", "--model", str(tmp_path)).stdout
+    assert (found["model"]["family"], found["model"]["runs"]) == ("gpt_oss", "no")
+    assert "quantised by 'nvfp4'" in found["model"]["reason"]
+    first = coattn("doctor", "--model", str(tmp_path)).stdout.splitlines()[0]
+    assert first.startswith(f"{tmp_path.name} does not run: The weights are quantised by 'nvfp4'")
     odd = {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps(odd))
     step = run_json("doctor", "--model", str(tmp_path))["uses"][-2]
@@ -71,7 +72,7 @@ def test_doctor_of_a_model(tmp_path: Path) -> None:
     assert row["choice"] == "fp8, kept packed"
     assert row["reason"].startswith("fp8, a scale for blocks 128 x 128; ")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "Layer 0 of family 'bert' attends" in run_json("doctor", "--model", str(tmp_path))["hints"][0]
+    assert "Layer 0 of family 'bert' attends" in run_json("doctor", "--model", str(tmp_path))["model"]["reason"]
 
 
 def test_what_a_config_does_not_say_is_its_familys_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

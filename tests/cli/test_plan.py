@@ -48,6 +48,23 @@ def test_weights_that_do_not_fit_come_from_dram() -> None:
     found = planned("Qwen3-32B", *CARD)
     assert not any(row["fits"] for row in found["methods"])
     assert "--weights-on-gpu 0." in found["command"]
+    assert "--weights int4 plans" in found["recommendation"]
+
+
+def test_a_method_with_a_part_of_the_weights_in_dram_beats_a_slower_one_without() -> None:
+    found = planned("Llama-3.1-8B-Instruct", "--gpu", "18", "--dram", "64GiB", "--context", "100k")
+    assert {row["method"]: row["fits"] for row in found["methods"]}["cpu"]
+    assert found["recommended"] == "auto"
+    assert "--weights-on-gpu 0." in found["command"]
+
+
+def test_a_known_model_in_4_bits() -> None:
+    whole, packed = planned("Qwen3-32B", *CARD), planned("Qwen3-32B", *CARD, "--weights", "int4")
+    assert packed["weight_bytes"] < 0.32 * whole["weight_bytes"]
+    assert packed["command"].startswith("coattn serve --model FOLDER --method auto")
+    assert "--weights-on-gpu" not in packed["command"]
+    done = coattn("plan", "Qwen2.5-32B-Instruct-AWQ", *CARD, "--weights", "int4")
+    assert_refused(done, "quantised already", "Leave --weights out")
 
 
 def test_several_cards_hold_more() -> None:
@@ -66,13 +83,34 @@ def test_without_a_gpu_it_is_said_which_card_is_planned_for(monkeypatch: pytest.
 def test_a_machine_that_is_too_small_is_told_what_is_needed() -> None:
     found = planned("Llama-3.3-70B-Instruct", "--gpu", "8", "--dram", "16")
     assert found["recommended"] is None
-    assert "Nothing fits: even cpu" in found["recommendation"]
+    assert found["recommendation"] == "Nothing fits. Any one of these would: --gpu b200 (180 GiB)."
+    found = planned("Qwen3-32B", *CARD, "--batch", "32")
+    would = found["recommendation"].partition("would: ")[2].rstrip(".").split("; ")
+    assert len(would) == 2
+    for way in would:
+        assert planned("Qwen3-32B", *CARD, "--batch", "32", *way.split())["recommended"]
+
+
+def test_of_one_method_it_is_said_whether_it_fits_and_what_does() -> None:
+    found = planned("Llama-3.1-8B-Instruct", *CARD, "--context", "100k", "--method", "scout", "--set", "budget=1024")
+    assert found["recommendation"] == "scout fits."
+    assert found["command"].endswith("--max-batch 1 --set budget=1024")
+    found = planned("Llama-3.1-8B-Instruct", *CARD, "--context", "100k", "--method", "full")
+    assert found["recommendation"].startswith("full does not fit. Take auto: ")
+
+
+@pytest.mark.parametrize("method", METHODS[3:])
+def test_one_method_has_the_bytes_of_the_table(method: str) -> None:
+    wanted = ("Llama-3.1-8B-Instruct", *CARD, "--context", "100k")
+    table = {row["method"]: row["kv"] for row in planned(*wanted)["methods"]}
+    assert planned(*wanted, "--method", method)["methods"][0]["kv"] == pytest.approx(table[method], rel=0.01)
 
 
 def test_positions_are_said_in_the_first_line() -> None:
     done = coattn("plan", "Qwen3-8B", *CARD, "--context", "200k")
     assert done.stdout.startswith("Too long: Qwen/Qwen3-8B has 40,960 positions, and 200,000 tokens are more.")
-    assert "coattn serve" not in done.stdout
+    assert "At 40,960 tokens: Take full: " in done.stdout
+    assert "--max-length 40960" in done.stdout
 
 
 def test_what_yarn_needs_is_said_word_for_word(tmp_path: Path) -> None:
@@ -93,8 +131,9 @@ def test_one_row_with_settings_is_counted_by_the_cache() -> None:
         (row,) = planned("Llama-3.1-8B-Instruct", *CARD, *own)["methods"]
         shares[groups] = row["kv"] / (100_000 * 131072)
         assert row["step_s"] is None
-    assert shares["32"] == pytest.approx(0.125, rel=0.02)
-    assert shares["64"] == pytest.approx(0.25, rel=0.02)
+    staging = 2 / 32  # of one layer of 32, twice
+    assert shares["32"] == pytest.approx(0.125 + staging, rel=0.02)
+    assert shares["64"] == pytest.approx(0.25 + staging, rel=0.02)
     assert_refused(coattn("plan", "smollm2", "--set", "groups=1"), "--set is given without --method")
 
 
@@ -106,6 +145,14 @@ def test_a_folder_needs_its_config_alone(tmp_path: Path) -> None:
     assert found["methods"][0]["kv"] == 256 * 2 * heads * config.head_dim * 4
     assert_refused(coattn("plan", str(tmp_path / "nowhere")), "There is no folder")
     assert_refused(coattn("plan"), "There is no model to plan for")
+
+
+@pytest.mark.parametrize("command", [["plan"], ["doctor", "--model"]], ids=["plan", "doctor"])
+def test_a_type_that_nobody_knows_is_refused_with_the_same_words(command: list[str], tmp_path: Path) -> None:
+    config = json.loads(json.dumps(AWQ)) | {"model_type": "nobodys"}
+    done = coattn(*command, with_config(tmp_path, config))
+    said = (done.stderr + done.stdout).splitlines()[0]
+    assert "This version of Transformers does not know the model type of" in said
 
 
 def with_config(folder: Path, config: dict[str, object]) -> str:

@@ -1,5 +1,8 @@
 """Random histories of conversations: turns that go on, are taken back or forked, lose their slot, move and come back.
 
+Beside them others ask about texts that begin alike, and some leave. Freed blocks are filled with numbers that would
+spoil any answer that read them; memory is short under exact rows, whose files on disk are damaged, too.
+
 Under parameters that leave nothing out every answer is that of full attention to the text alone. Under others a row
 makes the same choices as if nothing had happened, or as if it had read the text alone. As a command:
 
@@ -18,14 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.cache.integrity import check_blocks
 from tests.engine.faults import PARAMS, compare, ids, model
 from tests.engine.rows import ROWS, measured, options
-from tests.engine.small import check_tables
+from tests.engine.small import check_tables, slow_prompts
 
 import coattn
+from coattn.cache.block_table import BlockTable
 from coattn.engine.handle import Handle
 from coattn.engine.request import RequestOutput
 from coattn.engine.session import Session
+from coattn.engine.store.files import SUFFIX
 from coattn.errors import BudgetError
 from coattn.method.row import compose
 from coattn.step.check import whole_parameters
@@ -34,6 +40,10 @@ FAMILIES = ("llama", "gemma3", "mistral_sliding", "gpt_oss")
 LONGEST = 160
 EXACT = [name for name, row in ROWS.items() if compose(row).exact]
 TURNS = 5
+TEXTS = [ids(70, seed) for seed in (21, 22, 23)]
+"""What others ask about."""
+CANARY = 1e4
+"""Finite: rows of a block that is not full yet are multiplied by a weight of zero."""
 
 
 def settings(row: str, whole: bool) -> dict[str, Any]:
@@ -51,6 +61,28 @@ def alone(row: str, family: str, tokens: tuple[int, ...]) -> RequestOutput:
         return llm.generate(list(tokens), PARAMS)[0]
 
 
+@cache
+def short_memory(row: str, family: str) -> dict[str, int]:
+    """A budget of the tier that sequences share: two of the longest fit, three do not."""
+    given = {"max_batch": 1, "max_length": LONGEST, "chunk": 16, **settings(row, whole=True)}
+    with coattn.LLM((model(family), None), ROWS[row], **given) as llm:
+        shared, held = llm.engine.runner.runtime.bytes_for(LONGEST), llm.ledger.held
+        return {f"{tier}_kv": 2 * (held[tier] - need) + 5 * need // 2 for tier, need in shared.items()}
+
+
+def poison(table: BlockTable) -> None:
+    """Whatever is freed from now on is overwritten, with what an index keeps of it."""
+    give = table._give
+
+    def gives(i: int) -> None:
+        for memory in (table.memory, table.memory.side):
+            for layer in () if memory is None else memory.layers:
+                memory[layer][i] = CANARY
+        give(i)
+
+    table._give = gives  # type: ignore[method-assign]
+
+
 class History:
     """One engine, a few sessions, and what happens to them."""
 
@@ -62,7 +94,13 @@ class History:
         self.asked: list[tuple[Handle, str]] = []
         given = {"max_batch": 2, "max_length": LONGEST, "chunk": 16, "session_dir": folder / "sessions"}
         given |= measured(row, model(family))
-        self.llm = coattn.LLM((model(family), None), ROWS[row], disk=folder / "disk", **given, **settings(row, whole))
+        given |= short_memory(row, family) if row in EXACT else {}
+        self.disk = folder / "disk"
+        self.llm = coattn.LLM((model(family), None), ROWS[row], disk=self.disk, **given, **settings(row, whole))
+        if row in EXACT:
+            slow_prompts(self.llm)
+            for table in self.llm.store.tables:
+                poison(table)
         self.sessions = [self.llm.session("0")]
 
     def play(self) -> list[str]:
@@ -71,11 +109,12 @@ class History:
         try:
             for _ in range(TURNS):
                 self.turn(self.dice.choice(kinds))
-                between = self.dice.choice((self.stay, self.park, self.restore))
+                more = (self.damage,) if self.row in EXACT else ()
+                between = self.dice.choice((self.stay, self.park, self.restore, *more))
                 if self.disturbed:
                     between()
-            with self.llm.engine.paused():
-                check_tables(self.llm)
+            check_tables(self.llm)
+            self.end()
         finally:
             self.llm.close()
         if not self.disturbed:
@@ -126,7 +165,8 @@ class History:
         session, tokens = kind()
         tokens = [*tokens[:110], *ids(self.dice.randint(2, 30), self.dice.randint(0, 1000))]
         how = kind.__name__
-        other = self.llm.submit(ids(20, self.dice.randint(0, 9)), PARAMS)
+        text = self.dice.choice(TEXTS)[: self.dice.choice((7, 9, 16, 31, 64, 65))]
+        other, leaves = self.llm.submit([*text, *ids(2, self.dice.randint(0, 2))], PARAMS), self.dice.random() < 0.2
         for _ in range(self.dice.randint(0, 3)):
             self.llm.step()
         handle = session.submit_whole(tokens, PARAMS)
@@ -134,6 +174,9 @@ class History:
         for number in range(1, 1000):
             if not self.llm.step():
                 break
+            if leaves and self.disturbed and number == 2:
+                other.cancel()
+                self.counts["left"] += 1
             running = self.llm.engine.scheduler.running
             reads = self.whole or not handle.request.output  # what a lossy row has decoded it would read again
             last = bool(running) and running[-1] is handle.request
@@ -142,8 +185,9 @@ class History:
                     self.llm.engine.scheduler.preempt()
                 how += f", preempted in step {number}"
                 self.counts["preempted"] += 1
-        self.asked += [(handle, how), (other, "other")]
+        self.asked += [(handle, how)] if leaves else [(handle, how), (other, "other")]
         self.counts[kind.__name__] += 1
+        self.counts["hits"] += other.output().cached_tokens > 0
         assert session.tokens == [*tokens, *handle.output().token_ids]
 
     # between turns
@@ -173,6 +217,34 @@ class History:
             self.llm.sessions.delete(str(session.name))
             self.sessions[number] = self.llm.session(session.name)
         self.counts["restored"] += 1
+
+    def damage(self) -> None:
+        """A file of the disk tier is lost, cut or changed."""
+        if self.llm.store.disk is None:
+            return
+        self.llm.store.disk.files.flush()
+        paths = sorted(self.disk.glob("*" + SUFFIX))
+        if not paths:
+            return
+        path = self.dice.choice(paths)
+        data = bytearray(path.read_bytes())
+        path.unlink()  # whoever has it open keeps what it was
+        how = self.dice.choice(("lost", "cut", "changed"))
+        data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)
+        if how != "lost":
+            path.write_bytes(bytes(data if how == "changed" else data[: self.dice.randrange(len(data))]))
+        self.counts["damaged"] += 1
+
+    def end(self) -> None:
+        """All conversations are over, and nobody holds a block any more."""
+        for session in self.sessions:
+            session.close()
+        while self.llm.store.prefixes.evict():
+            pass
+        for table in self.llm.store.tables:
+            check_blocks(table)
+            assert not table.idle
+            assert table.used() == 0
 
 
 def main() -> int:

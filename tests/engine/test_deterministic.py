@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.small import END, VOCAB, greedy, in_order, prompt, tokenizer
+from tests.hf.families import tiny
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import coattn
 from coattn.engine.request import RequestOutput
 from coattn.errors import CoattnError, ConfigError, UnsupportedError
+from coattn.step.runtime import Runtime
 
 METHODS = ("full", "cpu", "offload")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -19,7 +21,7 @@ SHARED = prompt(150, seed=77)
 """What every third prompt begins with."""
 
 
-def model(dtype: torch.dtype) -> PreTrainedModel:
+def model(dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """Wide enough that products of matrices take other kernels for other numbers of rows."""
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -39,12 +41,12 @@ def model(dtype: torch.dtype) -> PreTrainedModel:
         for parameter in made.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.08)
-    return made.to(dtype).eval()
+    return made.to(device, dtype).eval()
 
 
-def engine(method: str, dtype: torch.dtype, **more: Any) -> coattn.LLM:
+def engine(method: str, dtype: torch.dtype, device: str = "cpu", **more: Any) -> coattn.LLM:
     given: dict[str, Any] = {"max_batch": 6, "max_length": 512, "chunk": 64, "block": 16, **more}
-    return coattn.LLM((model(dtype), tokenizer()), method, **{"deterministic": True, **given})
+    return coattn.LLM((model(dtype, device), tokenizer()), method, **{"deterministic": True, **given})
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -72,34 +74,88 @@ def alone(method: str, dtype: torch.dtype, texts: list[list[int]], **more: Any) 
         return [bits(llm.generate(text, asked())[0]) for text in texts]
 
 
+def in_company(llm: coattn.LLM, texts: list[list[int]]) -> list[Any]:
+    """The bits of each answer, where requests come in any order and others come and go."""
+    company = random.Random(5)
+    line = list(enumerate(texts))
+    company.shuffle(line)
+    handles = {}
+    while line or any(not each.done for each in handles.values()):
+        if line and company.random() < 0.3:
+            number, text = line.pop()
+            handles[number] = llm.submit(text, asked(), streams=False)
+            if company.random() < 0.3:  # somebody who leaves again
+                gone = llm.submit(prompt(100, seed=company.randrange(99)), asked(30), streams=False)
+                for _ in range(company.randrange(6)):
+                    llm.step()
+                gone.cancel()
+        llm.step()
+    report = llm.report()
+    assert report["cached_tokens"] > 500, "what others have read was used"
+    assert report["preemptions"] == 0
+    assert report["deterministic"]
+    in_order(llm)
+    return [bits(handles[i].result()) for i in range(len(texts))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_fifty_requests_in_random_company_are_as_alone(method: str, dtype: torch.dtype) -> None:
     texts = prompts(50)
     want = alone(method, dtype, texts)
-    company = random.Random(5)
     with engine(method, dtype) as llm:
-        line = [(i, text) for i, text in enumerate(texts)]
-        company.shuffle(line)
-        handles = {}
-        while line or any(not each.done for each in handles.values()):
-            if line and company.random() < 0.3:
-                number, text = line.pop()
-                handles[number] = llm.submit(text, asked(), streams=False)
-                if company.random() < 0.3:  # somebody who leaves again
-                    gone = llm.submit(prompt(100, seed=company.randrange(99)), asked(30), streams=False)
-                    for _ in range(company.randrange(6)):
-                        llm.step()
-                    gone.cancel()
-            llm.step()
-        found = [bits(handles[i].result()) for i in range(len(texts))]
-        assert [i for i, each in enumerate(found) if each != want[i]] == []
-        report = llm.report()
-        assert report["cached_tokens"] > 500, "what others have read was used"
-        assert report["preemptions"] == 0
-        assert report["deterministic"]
-        in_order(llm)
+        found = in_company(llm, texts)
+    assert [i for i, each in enumerate(found) if each != want[i]] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "dtype", "batch", "captured", "count"),
+    [
+        ("full", torch.bfloat16, 12, True, 200),
+        ("cpu", torch.bfloat16, 12, True, 60),
+        ("offload", torch.bfloat16, 12, True, 60),
+        ("full", torch.bfloat16, 40, True, 60),
+        ("full", torch.float32, 12, True, 60),
+        ("cpu", torch.bfloat16, 6, False, 60),
+    ],
+)
+def test_requests_in_random_company_on_a_gpu(
+    method: str, dtype: torch.dtype, batch: int, captured: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches that two kernels of products take, in a window of few blocks before DRAM, and layer by layer."""
+    if not captured:
+        monkeypatch.setattr(Runtime, "uncaptured", lambda _: "this test says so")
+    given: dict[str, Any] = {"device": "cuda", "max_batch": batch, **({} if method == "full" else {"window_blocks": 2})}
+    texts = prompts(count)
+    with engine(method, dtype, reuse=False, **given) as llm:
+        assert (llm.not_captured is None) == captured
+        want = [bits(llm.generate(text, asked())[0]) for text in texts]
+    with engine(method, dtype, **given) as llm:
+        found = in_company(llm, texts)
+    assert [i for i, each in enumerate(found) if each != want[i]] == []
+
+
+@pytest.mark.gpu
+def test_without_it_company_changes_bits_on_a_gpu() -> None:
+    """Else the test above could not fail."""
+    texts = prompts(60)
+    given: dict[str, Any] = {"device": "cuda", "max_batch": 40, "deterministic": False, "chunk": None}
+    with engine("full", torch.bfloat16, reuse=False, **given) as llm:
+        want = [bits(llm.generate(text, asked())[0]) for text in texts]
+        found = [bits(each) for each in llm.generate(texts, asked())]
+    assert found != want
+
+
+@pytest.mark.gpu
+def test_a_gpu_refuses_what_it_cannot_promise() -> None:
+    """Before the first request, and the model is as it was."""
+    own = tiny("qwen3_moe", "cuda", torch.bfloat16)
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="not for experts on a GPU"):
+            coattn.LLM((own, tokenizer()), "full", deterministic=True, max_batch=2, max_length=64, block=16)
+    assert all("forward" not in vars(module) for module in own.modules())
 
 
 @pytest.mark.slow

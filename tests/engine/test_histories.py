@@ -3,6 +3,7 @@
 A sample; `scripts/faults.sh OUT histories` plays thousands.
 """
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,27 @@ def play(row: str, family: str, seed: int, folder: Path) -> None:
 @pytest.mark.parametrize(("row", "family"), QUICK)
 def test_a_history_answers_as_its_text_does_alone(row: str, family: str, tmp_path: Path) -> None:
     play(row, family, 1, tmp_path)
+
+
+@pytest.mark.slow
+def test_what_may_happen_happens(tmp_path: Path) -> None:
+    """Else the other tests would say nothing of it."""
+    counts = Counter[str]()
+    for seed in range(6):
+        history = History("cpu", "llama", seed, tmp_path / str(seed), whole=True)
+        assert not history.play()
+        counts += history.counts
+    assert counts.keys() >= {
+        "append",
+        "take_back",
+        "fork",
+        "preempted",
+        "parked",
+        "restored",
+        "damaged",
+        "left",
+        "hits",
+    }
 
 
 @pytest.mark.slow

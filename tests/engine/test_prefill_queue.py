@@ -61,14 +61,14 @@ def test_prompts_are_cut_at_tiles() -> None:
     assert not any(end % 2048 for each in ends.values() for end in each[:-1])
 
 
-@pytest.mark.parametrize(("most", "tail", "end"), [(100, 0, 100), (249, 0, 248), (250, 0, 250), (100, 200, 50)])
-def test_where_a_prompt_is_cut(most: int, tail: int, end: int) -> None:
-    """Not before its last token, which would be a decode step, and not within its tail."""
-    assert PrefillQueue(ChunkPolicy(), tail).chunk(request(0, 250), most).end == end
+@pytest.mark.parametrize(("most", "end"), [(100, 100), (249, 248), (250, 250)])
+def test_where_a_prompt_is_cut(most: int, end: int) -> None:
+    """Not before its last token, which would be a decode step."""
+    assert PrefillQueue(ChunkPolicy()).chunk(request(0, 250), most).end == end
 
 
 def test_the_oldest_and_the_shortest_take_turns() -> None:
-    readers, line = PrefillQueue(ChunkPolicy(100), 0), [request(0, 900), request(1, 500), request(2, 300)]
+    readers, line = PrefillQueue(ChunkPolicy(100)), [request(0, 900), request(1, 500), request(2, 300)]
     turns = []
     for _ in range(4):
         chunk = readers.chunk(readers.next(line), 100)
@@ -79,7 +79,7 @@ def test_the_oldest_and_the_shortest_take_turns() -> None:
 
 
 def test_chunks_of_a_model_with_states_end_where_blocks_do() -> None:
-    line, ends = PrefillQueue(ChunkPolicy(300), 0, 32), []
+    line, ends = PrefillQueue(ChunkPolicy(300), 32), []
     given = request(0, 1100)
     while given.stored < given.total:
         given.stored = line.chunk(given, 300).end

@@ -192,7 +192,6 @@ def test_rows_that_cannot_share_say_why() -> None:
         ("infinigen", {}, "not in its blocks"),
         ("cpu", {"host_dtype": "int8"}, "rounded"),
         ("full", {"gpu_dtype": "int4"}, "rounded"),
-        ("full", {"prefill_block": 16}, "prefill_block"),
     ):
         with engine(method, **more) as llm:
             assert word in llm.report()["not_shared"]

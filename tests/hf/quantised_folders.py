@@ -165,9 +165,9 @@ SCHEMES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
 
 
 @torch.no_grad()
-def write(folder: Path, scheme: str, family: str = "llama") -> PreTrainedModel:
-    """A quantised folder; returns the model that it means, in float32."""
-    model = tiny(family)
+def write(folder: Path, scheme: str, family: str = "llama", model: Any = None) -> PreTrainedModel:
+    """A quantised folder; returns the model that it means, in float32. model: another than a tiny one."""
+    model = tiny(family) if model is None else model
     quantised, store = SCHEMES[scheme]
     tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():

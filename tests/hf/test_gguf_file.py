@@ -78,8 +78,9 @@ def test_other_architectures(architecture: str, tied: bool, tmp_path: Path) -> N
     assert bytes_of(model) - weight_bytes(model) == (0 if tied else bytes_of(table))
 
 
-def test_every_way_to_run_a_file_gives_the_same_tokens(tmp_path: Path) -> None:
-    want = by_transformers(write(tmp_path / "m.gguf", "Q4_K", tied=True), IDS[0].tolist(), 8)
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "Q4_0", "Q5_0", "MXFP4"])
+def test_every_way_to_run_a_file_gives_the_same_tokens(kind: str, tmp_path: Path) -> None:
+    want = by_transformers(write(tmp_path / "m.gguf", kind, tied=True), IDS[0].tolist(), 8)
     with LLM(str(tmp_path / "m.gguf"), "cpu", dtype="float32", device="cpu", max_length=64, block=8) as llm:
         (found,) = llm.generate(IDS[0].tolist(), greedy(8))
         assert found.token_ids == want

@@ -20,6 +20,7 @@ from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion
 from coattn.hf.load import load
 from coattn.hf.quantised.module import PackedExperts, PackedLinear
+from coattn.hf.quantised.read import Checkpoint
 from coattn.hf.stored import bytes_of
 
 IDS = torch.randint(3, 160, (1, 30), generator=torch.Generator().manual_seed(2))
@@ -77,7 +78,40 @@ def test_every_way_to_run_a_mixture_gives_the_same_tokens(scheme: str, family: s
     assert tuple(out[0, 30:].tolist()) == want
 
 
-@pytest.mark.parametrize("scheme", ["awq", "gptq sorted", "fp8 blocks"])
+@pytest.mark.model
+@pytest.mark.parametrize("scheme", ["awq", "gptq", "int4", "int8", "fp8 rows", "fp8 blocks", "nf4", "bnb int8"])
+def test_a_trained_model_gives_the_logits_of_its_numbers(scheme: str, tmp_path: Path) -> None:
+    """Its first layers."""
+    trained: Any = load("smollm2", dtype="float32", device="cpu").model
+    del trained.model.layers[3:]
+    trained.config.num_hidden_layers = 3
+    numbers = write(tmp_path, scheme, model=trained)
+    model = load(tmp_path, dtype="float32", device="cpu").model
+    ids = IDS[:, :8]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, numbers(ids).logits, rtol=1e-3, atol=2e-3)
+    with coattn.attach(model, "full", block=8), torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, numbers(ids).logits, rtol=1e-3, atol=2e-3)
+    want = by_transformers(numbers, ids[0].tolist(), 3)
+    with coattn.LLM((model, None), "cpu", max_length=64, block=8) as llm:
+        assert llm.generate(ids[0].tolist(), greedy(3))[0].token_ids == want
+
+
+EVERY_WAY = [
+    "awq",
+    "gptq",
+    "gptq sorted",
+    "int4 zeros",
+    "int8",
+    "int8 bytes",
+    "fp8 rows",
+    "fp8 blocks",
+    "nf4",
+    "bnb int8",
+]
+
+
+@pytest.mark.parametrize("scheme", EVERY_WAY)
 def test_every_way_to_run_a_model_gives_the_same_tokens(scheme: str, tmp_path: Path) -> None:
     want = by_transformers(write(tmp_path, scheme), IDS[0].tolist(), 8)
     with coattn.LLM(str(tmp_path), "cpu", dtype="float32", device="cpu", max_length=64, block=8) as llm:
@@ -217,8 +251,23 @@ def cut(tensors: dict[str, Any], name: str) -> None:
     tensors[name] = tensors[name][:-1].contiguous()
 
 
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders whose weights were read."""
+    found: list[Path] = []
+    fill = Checkpoint.fill
+
+    def spy(self: Checkpoint, device: torch.device) -> Any:
+        found.append(self.folder)
+        return fill(self, device)
+
+    monkeypatch.setattr(Checkpoint, "fill", spy)
+    return found
+
+
 @pytest.mark.parametrize("said", BROKEN)
-def test_a_broken_file_is_one_sentence(said: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_one_sentence(said: str, tmp_path: Path, filled: list[Path]) -> None:
+    """Before a weight is read, where shapes tell."""
     scheme, edit = BROKEN[said]
     write(tmp_path, scheme)
     change(tmp_path, edit)
@@ -226,6 +275,23 @@ def test_a_broken_file_is_one_sentence(said: str, tmp_path: Path) -> None:
         load(tmp_path, dtype="float32", device="cpu")
     assert said in caught.value.sentence
     assert caught.value.hint
+    assert bool(filled) == said.endswith(("quant_map", "g_idx"))
+
+
+@pytest.mark.parametrize(("scheme", "family"), [*((scheme, "llama") for scheme in EVERY_WAY), ("mxfp4", "gpt_oss")])
+@pytest.mark.parametrize("broken", ["cut off", "no header"])
+def test_a_damaged_file_is_one_sentence(
+    scheme: str, family: str, broken: str, tmp_path: Path, filled: list[Path]
+) -> None:
+    write(tmp_path, scheme, family)
+    file = tmp_path / "model.safetensors"
+    raw = file.read_bytes()
+    file.write_bytes(raw[:-64] if broken == "cut off" else b"\xff" * 8 + raw[8:])
+    with pytest.raises(CoattnError) as caught:
+        load(tmp_path, dtype="float32", device="cpu")
+    assert "\n" not in caught.value.sentence
+    assert caught.value.hint
+    assert not filled
 
 
 UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {

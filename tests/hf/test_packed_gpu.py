@@ -23,8 +23,8 @@ CASES = [
     *(("awq", family) for family in ("llama", "qwen3_moe")),
     *(("gptq", family) for family in ("qwen3", "qwen3_moe")),
     *(("fp8 blocks", family) for family in ("llama", "qwen3_moe")),
+    *((scheme, "llama") for scheme in ("gptq sorted", "int4 zeros", "int8", "int8 bytes", "fp8 rows", "nf4")),
     ("int8", "mixtral"),
-    ("nf4", "llama"),
     ("bnb int8", "llama"),
     ("mxfp4", "gpt_oss"),
     *(

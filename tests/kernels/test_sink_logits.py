@@ -8,7 +8,6 @@ import torch
 from tests.dense import assert_as_exact, dense
 
 from coattn.kernels.average import Average, attend_averaging
-from coattn.kernels.blockwise import Blockwise, Prompt
 from coattn.kernels.merge import merge_output, with_sinks
 from coattn.kernels.prefill import prefill
 from coattn.parts.maintenance.weighing import weights_over
@@ -35,10 +34,6 @@ def test_a_prompt_is_the_textbooks(device: torch.device, dtype: torch.dtype, win
     assert got.dtype == dtype
     assert_as_exact(got, exact, rounded)
     assert not torch.allclose(got.double(), dense(q, k, v, 0.4, window=window), atol=0.1)
-    if window is None:  # one block holds all
-        parts = Prompt(Blockwise(100, 100))
-        pieces = [parts.attend(q[i:j], k[i:j], v[i:j], 0.4, shape) for i, j in ((0, 30), (30, 70))]
-        assert_as_exact(torch.cat(pieces), exact, rounded)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])

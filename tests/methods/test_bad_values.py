@@ -37,11 +37,6 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     ("snapkv", {"budget": 32}, "budget is 32, but must be a whole number of at least 33"),
     ("snapkv", {"kernel": 4}, "kernel is 4, but must be odd"),
     ("streaming", {"positions": "true"}, "must be cache or text"),
-    ("full", {"prefill_block": 0}, "prefill_block is 0"),
-    ("full", {"anchor": 4}, "prefill_block is not"),
-    ("full", {"question": 4}, "prefill_block is not"),
-    ("full", {"prefill_block": 8, "question": -1}, "question is -1"),
-    ("full", {"prefill_block": 8, "anchor": 9}, "anchor is 9"),
 ]
 CASES = [
     *((method, {name: value}, f"{name} is {value!r}") for method, found in VALUES.items() for name, value in found),

@@ -87,7 +87,7 @@ class World:
         return min(self.far(seq), self.group.cache.gpu.sinks * BLOCK)
 
 
-def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None) -> Tensor:
+def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None, tail: str = "none") -> Tensor:
     """One sequence's output `[q_heads, d]`, written out head by head."""
     far, first, out = world.far(seq), world.first(seq), []
     scores = world.weights(seq, q)
@@ -101,20 +101,21 @@ def expected(world: World, seq: int, q: Tensor, tau: float, cap: int | None) -> 
             kept.append(i)
             mass += float(weights[i])
         attended = torch.tensor([*range(first), *kept, *range(far, len(weights))])
-        chosen = scores[head][attended].softmax(0)
+        chosen = weights[attended] if tail == "zero" else scores[head][attended].softmax(0)
         out.append(chosen @ world.v[seq][attended, head // GROUP].double())
     return torch.stack(out)
 
 
+@pytest.mark.parametrize("tail", ["none", "zero"])
 @pytest.mark.parametrize(
     ("groups", "tau", "cap"), [(8, 0.8, None), (4, 0.6, None), (0, 0.7, None), (8, 1, 5), (8, 1, None)]
 )
-def test_equals_the_method_written_out(groups: int, tau: float, cap: int | None) -> None:
-    world = World(groups=groups, tau=tau, cap=cap)
+def test_equals_the_method_written_out(groups: int, tau: float, cap: int | None, tail: str) -> None:
+    world = World(groups=groups, tau=tau, cap=cap, tail=tail)
     for _ in range(20):
         q, out, _ = world.step((1, 1))
         for seq in range(2):
-            wanted = expected(world, seq, q[seq], tau, cap)
+            wanted = expected(world, seq, q[seq], tau, cap, tail)
             torch.testing.assert_close(out[seq].double(), wanted, atol=2e-5, rtol=1e-4)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -39,23 +40,19 @@ SMALL_CACHE: dict[str, dict[str, Any]] = {
 SMALL_UPKEEP: dict[str, dict[str, Any]] = {"heavy_hitters": {"heavy": 0.2, "recent": 6}, "one_set": {"cache_size": 12}}
 
 
-def combinations() -> Iterator[Method]:
-    for names in itertools.product(*(PARTS[axis] for axis in AXES)):
-        yield Method(" ".join(names), **dict(zip(AXES, names, strict=True)))
-
-
-def fitting() -> list[Method]:
-    found = []
-    for row in combinations():
-        try:
-            compose(row)
-        except (MethodError, ConfigError):
+def fitting() -> Iterator[Method]:
+    for kinds in itertools.product(*(PARTS[axis].values() for axis in AXES)):
+        provided = frozenset().union(*(kind.provides for kind in kinds))
+        if not all(kind.needs <= provided for kind in kinds):
             continue
-        found.append(row)
-    return found
+        names = [kind.name for kind in kinds]
+        row = Method(" ".join(names), **dict(zip(AXES, names, strict=True)))
+        with suppress(MethodError, ConfigError):
+            compose(row)
+            yield row
 
 
-ROWS = fitting()
+ROWS = list(fitting())
 
 
 def small(row: Method) -> dict[str, Any]:

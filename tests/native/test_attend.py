@@ -181,6 +181,35 @@ def test_repeats_are_bit_identical(kv, isa, threads, element):
         kv.assert_close(first[0][i], exact[0], exact[0], 3e-5 if element == "bf16" else 1e-3)
 
 
+@pytest.mark.parametrize("element", ["bf16", "int8"])
+def test_lists_cut_apart_have_the_same_bits_in_any_company(kv, isa, element):
+    """Lists of more than one piece and of less; without `apart` the cuts hang on all of them."""
+    torch.manual_seed(6)
+    lengths = [3000, 10, 0, 1500, 2049]
+    rows, q = make(lengths, 2, 64, torch.bfloat16, (8,))
+    blocks, table, tokens = kv.fill(rows, element, 32)
+    try:
+        native.set_threads(3)
+
+        def ran(which, apart):
+            given = q[which].contiguous(), blocks, table[which].contiguous(), tokens[which].contiguous()
+            return native.plan_attend(*given, apart=apart).run()[:2]
+
+        def differing(apart):
+            whole = ran(list(range(len(lengths))), apart)
+            return [
+                i for i in range(len(lengths)) if not all(map(torch.equal, [x[[i]] for x in whole], ran([i], apart)))
+            ]
+
+        assert differing(True) == []
+        assert differing(False) != []
+        whole, plain = (ran(list(range(len(lengths))), apart) for apart in (True, False))
+        for own, other in zip(whole, plain, strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+    finally:
+        native.set_threads(0)
+
+
 def test_merges_with_the_rest(kv, isa):
     """Two halves of a list, merged as the algebra says, equal the whole."""
     torch.manual_seed(7)

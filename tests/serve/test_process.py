@@ -13,9 +13,10 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from tests.cli.run import coattn
-from tests.serve.running import HELLO
+from tests.serve.running import HELLO, Running
 from tests.tools.evaluate.tiny import save_model
 
+from coattn.cli.serve import serve
 from tests.cli.test_bad_input import assert_refused
 
 
@@ -77,6 +78,42 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_wrong_base_url_is_told_the_right_one(server: Running) -> None:
+    for path in ("/chat/completions", "/v1/v1/chat/completions", "/v1/v1/messages"):
+        got = server.client.post(path, json=HELLO)
+        assert (got.status_code, got.json()["error"]["code"]) == (404, "not_found")
+        said = f"There is nothing at {path}: the base URL is {server.url}/v1 for OpenAI's clients, {server.url} for"
+        assert got.json()["error"]["message"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (["--gpu-memory-utilization", "0.9"], "Limit the KV cache in bytes: --gpu-kv 20GiB."),
+        (["--tensor-parallel-size=2"], "--devices cuda:0,cuda:1."),
+        (["--api-key", "x"], "--api-key-file FILE"),
+        (["--quantization", "awq"], "read from the model's config.json"),
+        (["--kv-cache-dtype", "fp8"], "--set gpu_dtype=int8"),
+        (["--chat-template", "x.jinja"], "as chat_template.jinja"),
+        (["--tool-call-parser", "hermes"], "Leave it out"),
+    ],
+)
+def test_options_of_vllm_that_have_no_equal_get_one_hint(given: list[str], hint: str) -> None:
+    assert_refused(coattn("serve", *given), "No such option", hint)
+
+
+def test_options_of_vllm_that_mean_the_same_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(serve, "callback", lambda **given: seen.update(given))
+    given = (
+        "--max-model-len 4k --max-num-seqs=3 --served-model-name a --enable-prefix-caching --dtype bfloat16 --port 9"
+    )
+    given += " --enable-auto-tool-choice --kv-cache-memory-bytes 1GiB"
+    serve.main(given.split(), standalone_mode=False)
+    assert (seen["max_length"], seen["max_batch"], seen["names"], seen["no_reuse"]) == (4000, 3, ("a",), False)
+    assert (seen["dtype"], seen["port"], seen["gpu_kv"]) == ("bfloat16", 9, "1GiB")
+
+
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coattn.cli.serve.NEEDED", ("fastapi", "no_such_package"))
     assert_refused(coattn("serve"), "Serving needs no_such_package", "Run `pip install no_such_package`, or ")
@@ -89,7 +126,7 @@ def test_settings_under_which_nothing_can_be_answered_are_refused_at_the_start(f
         assert done.returncode == 2
         assert "ready" not in done.stderr
         assert "error: No prompt can be answered: a sequence of 128 tokens needs" in done.stderr
-        assert "hint: Raise --host-kv by" in done.stderr
+        assert "hint: Raise --host-kv to" in done.stderr
 
 
 def test_positions_are_asked_for_before_weights(folder: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.engine.small import prompt
+from tests.engine.small import llm, prompt
 from tests.serve.running import HELLO, Running, serving
 
 import coattn
@@ -48,8 +48,8 @@ def test_metrics_count_what_happened() -> None:
             assert value(text, f"{name}_count{model}") == 2, name
         assert value(text, f"request_generation_tokens_sum{model}") == 12
         assert 1 <= value(text, f"inter_token_latency_seconds_count{model}") <= 5
-        server.until(lambda: value(server.client.get("/metrics").text, 'kv_cache_usage_perc{tier="gpu"}') == 0)
-        assert value(text, 'kv_bytes{tier="gpu"}') == server.llm.report()["gpu_kv_bytes"] > 0
+        server.until(lambda: value(server.client.get("/metrics").text, 'kv_cache_usage_perc{tier="memory"}') == 0)
+        assert value(text, 'kv_bytes{tier="memory"}') == server.llm.report()["gpu_kv_bytes"] > 0
 
 
 def test_metrics_ask_nothing_of_the_engine_but_the_live_page_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +69,14 @@ def test_metrics_ask_nothing_of_the_engine_but_the_live_page_does(monkeypatch: p
         server.client.get("/v1/coattn/status")
         assert server.post("/v1/chat/completions", body).status_code == 200
         server.until(lambda: "trace" in asked)
+
+
+@pytest.mark.parametrize(("method", "lost"), [("full", False), ("streaming", True)])
+def test_status_says_what_the_disk_cache_keeps(method: str, lost: bool, tmp_path: Path) -> None:
+    with serving(open=lambda: llm(method, disk=tmp_path, disk_memory="1GiB")) as server:
+        said = server.client.get("/v1/coattn/status").json()["disk_cache"]
+    assert (said["bytes"], said["limit_bytes"]) == (0, 1 << 30)
+    assert bool(said["unshared"]) is lost
 
 
 def test_status_and_live_show_requests_as_they_run(server: Running) -> None:

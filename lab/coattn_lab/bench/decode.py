@@ -148,8 +148,11 @@ class Bench:
         steps: int,
         host_kv: int | None = None,
         pipeline: PipelineStages | None = None,
+        deterministic: bool = False,
     ) -> None:
-        """gpu_kv, host_kv: most bytes of KV in each tier, of each device. pipeline: of a model on several devices."""
+        """gpu_kv, host_kv: most bytes of KV in each tier, of each device. pipeline: of a model on several devices.
+        deterministic: as of `LLM`."""
+        self.deterministic = deterministic
         self.model, self.shapes, self.limits, self.pipeline = model, shapes, limits, pipeline
         self.gpu_kv, self.host_kv, self.steps = gpu_kv, host_kv, steps
         self.device = next(model.parameters()).device
@@ -255,7 +258,7 @@ class Bench:
             return Runner(session, runtime, case.batch)
         from coattn.engine.runner.capture import GraphRunner, choose_runner
 
-        runner = choose_runner(session, runtime, case.batch, (case.batch,))
+        runner = choose_runner(session, runtime, case.batch, (case.batch,), self.deterministic)
         if isinstance(runner, GraphRunner):
             undo.callback(runner.fusion.close)
             undo.callback(runner.drop_captures)

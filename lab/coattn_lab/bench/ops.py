@@ -159,7 +159,7 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
         try:
             native.force_isa(case.isa)
             timed = KERNELS[case.kernel](work, case.group)
-            measure = _beside_reading if case.kernel == "attend" else _between_readings
+            measure = _with_reading_rate if case.kernel == "attend" else _between_readings
             taken, limit, share = measure(case, timed, work, seconds)
         finally:
             native.force_isa(None)
@@ -182,7 +182,7 @@ def run(cases: list[Case], nbytes: int, seconds: float, with_torch: bool) -> Ite
         )
 
 
-def _beside_reading(case: Case, timed: Timed, work: Work, seconds: float) -> tuple[float, float, float]:
+def _with_reading_rate(case: Case, timed: Timed, work: Work, seconds: float) -> tuple[float, float, float]:
     """Seconds of a call, GB/s of only reading, the share of that."""
 
     def reading() -> float:

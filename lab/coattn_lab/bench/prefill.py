@@ -17,6 +17,7 @@ from coattn.errors import CoattnError
 from coattn.hf.architectures import describe_layers
 from coattn.hf.experts import weights_read
 from coattn.hf.forward import Session
+from coattn.hf.quantised.module import PackedLinear
 from coattn.kernels.prompt.choice import draw, flaw
 from coattn.kernels.prompt.kernels import KERNELS, Kernel
 from coattn.kernels.prompt.mask import Mask, Shape
@@ -53,9 +54,9 @@ class Row:
     ratio: float
     """Its time as a multiple of the first row's."""
     kl: float
-    """Divergence of the next token's distribution from the first row's."""
+    """Divergence of the next token's distribution from that of the same model's first row."""
     same_top: bool
-    """Whether the most likely next token is the first row's."""
+    """Whether the most likely next token is that row's."""
     gpu_kv_peak: int
     host_kv_peak: int
     floor_s: float | None = None
@@ -65,8 +66,10 @@ class Row:
     """Why there are no figures."""
 
 
-def run(model: Any, cases: list[Case], tokens: int, floor: float | None = None) -> Iterator[Row]:
-    """The same random prompt under each case."""
+def run(
+    model: Any, cases: list[Case], tokens: int, floor: float | None = None, than: float | None = None
+) -> Iterator[Row]:
+    """The same random prompt under each case. than: seconds of another model's first row, which ratios are of."""
     ids = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     first: tuple[float, Tensor] | None = None
     for case in cases:
@@ -86,7 +89,7 @@ def run(model: Any, cases: list[Case], tokens: int, floor: float | None = None) 
             case.gpu_kv,
             seconds,
             tokens / seconds,
-            seconds / first[0],
+            seconds / (than or first[0]),
             float((plain.exp() * (plain - own)).sum()),
             bool(own.argmax() == plain.argmax()),
             ledger.peak["gpu"],
@@ -101,7 +104,11 @@ def floor_s(model: Any, tokens: int) -> float:
     config, device, dtype = model.config, model.device, model.dtype
     products = product_tflops(device, dtype, config.hidden_size, config.intermediate_size)
     head = model.get_output_embeddings().weight
-    linear = 2 * tokens * (weights_read(model).of(1) - head.nbytes) / head.element_size()
+    numbers = (weights_read(model).of(1) - head.nbytes) / head.element_size()
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            numbers += module.in_features * module.out_features - module.packed.nbytes / head.element_size()
+    linear = 2 * tokens * numbers
     attention = 0.0
     for layer in describe_layers(model):
         mask = Mask(True, layer.sliding_window, 0, layer.softcap).over(tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Name -> config, besides the models that `coattn plan` knows by name."""
 GROUP = 128
-"""Columns of packed weights that share a scale, and in 4 bits a zero."""
+"""Columns of packed weights that share a scale, and in 4 bits a zero; fewer where a layer has not a multiple."""
 
 
 def config_of(shapes: str) -> dict[str, Any]:
@@ -81,8 +82,9 @@ def _pack_layers(decoder: nn.Module, form: str) -> None:
         if type(module) is nn.Linear:
             n, k = module.weight.shape
             codes = torch.randint(0, 256, (n, k), dtype=torch.uint8, device=module.weight.device).bitwise_and_(mask)
-            scales = torch.full((k // GROUP, n), 0.02 / spread, device=codes.device).half()
+            group = math.gcd(GROUP, k)
+            scales = torch.full((k // group, n), 0.02 / spread, device=codes.device).half()
             zeros = torch.full(scales.shape, 8, dtype=torch.int8, device=codes.device) if form == "int4" else None
-            weight = pack(codes.view(torch.int8) if form == "int8" else codes, scales, zeros, form, GROUP)
+            weight = pack(codes.view(torch.int8) if form == "int8" else codes, scales, zeros, form, group)
             parent, _, own = name.rpartition(".")
             setattr(decoder.get_submodule(parent), own, PackedLinear(weight, module.bias))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,12 @@ from coattn_lab.cli.groups import bench, empty_table
 
 
 @bench.command()
-@click.option("--shapes", default="qwen3-8b", show_default=True, help="Model shapes by name; the weights are random.")
+@click.option(
+    "--shapes",
+    default="qwen3-8b",
+    show_default=True,
+    help="Model shapes by name, with commas; `NAME:int4` packs the layers' weights. The weights are random.",
+)
 @click.option(
     "--methods",
     default="offload",
@@ -31,8 +37,13 @@ from coattn_lab.cli.groups import bench, empty_table
 @click.option("--out", "target", metavar="FILE", help="Also write the JSON there.")
 @json_option
 def prefill(target: str | None, as_json: bool, **options: Any) -> None:
-    """A prompt under each method with a cap on GPU memory, beside `full` without one: time, and the same answer."""
+    """A prompt under each method with a cap on GPU memory, beside `full` without one: time, and the same answer.
+
+    Of several shapes, times are ratios of the first one's: `--shapes llama-3.1-8b-instruct,llama-3.1-8b-instruct:int4`.
+    """
     path = writable(target)
+
+    import torch
 
     from coattn.hf.load import choose_device, choose_dtype
     from coattn.method.table import find_method
@@ -51,13 +62,20 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
             if name not in (bench_prefill.PEER, "full"):
                 cases.append(bench_prefill.Case(find_method(name).name, cap, chunk))
     device = choose_device(options["device"])
-    model = random_model(options["shapes"], device, choose_dtype(options["dtype"], device))
     rows: list[dict[str, Any]] = []
-    floor = bench_prefill.floor_s(model, tokens) if options["floor"] else None
-    with progress("prefill", len(cases)) as bar:
-        for made in bench_prefill.run(model, cases, tokens, floor):
-            rows.append(asdict(made))
-            bar.advance(bar.task_ids[0])
+    every = options["shapes"].split(",")
+    with progress("prefill", len(cases) * len(every)) as bar:
+        for shapes in every:
+            model = random_model(shapes, device, choose_dtype(options["dtype"], device))
+            floor = bench_prefill.floor_s(model, tokens) if options["floor"] else None
+            than = rows[0]["seconds"] if rows else None
+            for made in bench_prefill.run(model, cases, tokens, floor, than):
+                rows.append({"shapes": shapes, **asdict(made)})
+                bar.advance(bar.task_ids[0])
+            del model
+            gc.collect()  # the next one has room
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     result = {"rows": rows, "shapes": options["shapes"], "simulated": ["random weights", "random tokens"]}
     result |= provenance()
     save(path, result)
@@ -68,11 +86,12 @@ def prefill(target: str | None, as_json: bool, **options: Any) -> None:
     heads = "chunk | cap | seconds | tokens/s | x first | x floor | KL | same top | GPU KV | DRAM KV"
     table = empty_table(title, "method", heads)
     for row in rows:
+        name = f"{row['shapes']} {row['method']}" if len(every) > 1 else row["method"]
         if row["refused"]:
-            table.add_row(row["method"], f"{row['chunk']:,}", "", row["refused"])
+            table.add_row(name, f"{row['chunk']:,}", "", row["refused"])
             continue
         table.add_row(
-            row["method"], f"{row['chunk']:,}",
+            name, f"{row['chunk']:,}",
             "none" if row["gpu_kv"] is None else format_bytes(row["gpu_kv"]),
             f"{row['seconds']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.2f}",
             "" if row["floor_ratio"] is None else f"{row['floor_ratio']:.2f}", f"{row['kl']:.1e}",

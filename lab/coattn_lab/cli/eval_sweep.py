@@ -59,7 +59,7 @@ def sweep(rows: tuple[str, ...], budget: str | None, like: tuple[str, ...], file
 class Sizes(NamedTuple):
     """Shares of the KV, and rows whose bytes others get."""
 
-    shares: list[float]
+    shares: list[float | None]
     measures: list[Row]
 
 

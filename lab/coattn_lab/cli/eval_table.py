@@ -46,7 +46,10 @@ RUNS = ("rows", "budget", "prompts")
 @evaluate.command()
 @click.argument("folders", nargs=-1, metavar="[DIR]...")
 @click.option("--rows", multiple=True, help=f"Run these rows, with commas.  [default: {','.join(ROWS)}]")
-@click.option("--budget", help="Set each row's size so that its KV on the GPU is this share: 6.25%,12.5%,25%,50%.")
+@click.option(
+    "--budget",
+    help="Set each row's size so that its KV on the GPU is this share: 6.25%,12.5%,own; own leaves it as written.",
+)
 @click.option(
     "--prompts",
     multiple=True,

@@ -1,4 +1,4 @@
-"""`coattn-lab eval tasks`: RULER, needles and LongBench: prompts made into a file."""
+"""`coattn-lab eval tasks`: RULER, needles, LongBench and plain texts: prompts made into a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coattn.progress import progress_line
 from coattn.text import read_text
 from coattn_lab.cli.groups import evaluate
 
-SOURCES = ("ruler", "needle", "longbench")
+SOURCES = ("ruler", "needle", "longbench", "text")
 
 
 @evaluate.group()
@@ -30,11 +30,19 @@ def tasks() -> None:
 @click.option("--benchmarks", default="ruler,needle", show_default=True, help="Which ones, with commas.")
 @click.option("--lengths", callback=numbers, help="Tokens of prompt and answer.  [default: 4096,8192,16384,32768]")
 @click.option("--samples", default=20, show_default=True, type=Count(1), help="Prompts of each task and length.")
+@click.option("--skip", default=0, show_default=True, type=Count(0), help="Leave out so many of each dataset first.")
 @click.option("--depths", default=5, show_default=True, type=Count(1, 100), help="Places of each needle.")
 @click.option("--seed", default=42, show_default=True, type=Count(0), help="Decides what is drawn.")
 @click.option("--tasks", "names", metavar="NAMES", help="Only these tasks of RULER or LongBench, with commas.")
 @click.option("--data", metavar="FOLDER", help="LongBench's or MiniLongBench's JSONL files, or LongBench's data.zip.")
 @click.option("--haystack", metavar="FILE", help="A UTF-8 text for needles; default: the help topics of Python.")
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="FILE",
+    help="A UTF-8 text that rows are compared along; repeatable; default: the help topics of Python.",
+)
 @click.option(
     "--model", default="smollm2", show_default=True, help="Whose tokens count: a name, a folder, or a GGUF file."
 )
@@ -63,14 +71,14 @@ def make(target: str, **options: Any) -> None:
     about = {"model": options["model"] if "/" not in options["model"] else Path(options["model"]).name}
     origin = {key: value for key, value in provenance().items() if key in ("command", "commit", "tree", "versions")}
     sha256 = files.write_prompts(path, found, {**about, "sources": sources, **origin})
-    counts = {name: sum(prompt.benchmark == name for prompt in found) for name in wanted}
+    counts = {name: sum(prompt.benchmark.removeprefix("mini") == name for prompt in found) for name in wanted}
     said = ", ".join(f"{count} of {name}" for name, count in counts.items())
     err.print(f"wrote {path}: {said}; sha256 {sha256[:16]}", soft_wrap=True, highlight=False)
 
 
 def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     from coattn.provenance import package_version
-    from coattn_lab.evaluate.tasks import longbench_make, needle_make, ruler_make
+    from coattn_lab.evaluate.tasks import longbench_make, needle_make, ruler_make, text_make
     from coattn_lab.evaluate.tasks.tokenizer import load_tokenizer
 
     lengths = sorted(set(options["lengths"] or [4096, 8192, 16384, 32768]))
@@ -101,10 +109,14 @@ def _make(wanted: list[str], options: dict[str, Any]) -> tuple[list[Any], dict[s
         sources["needle"] = {"text": text.name, "sha256": text.sha256}
     if "longbench" in wanted:
         prompts, sha256 = longbench_make.make(
-            Path(options["data"]), tokenizer, lengths, samples, _words(options["names"])
+            Path(options["data"]), tokenizer, lengths, samples, _words(options["names"]), options["skip"]
         )
         made += prompts
-        sources["longbench"] = {"sha256": sha256}
+        sources["longbench"] = {"sha256": sha256, "skip": options["skip"]}
+    if "text" in wanted:
+        texts = [read_text(path) for path in options["texts"] or (None,)]
+        made += text_make.make(tokenizer, texts, lengths, samples)
+        sources["text"] = [each.as_dict() for each in texts]
     return made, {**sources, "lengths": lengths, "samples": samples, "seed": seed}
 
 

@@ -36,7 +36,7 @@ class Files:
 
 
 def at_budgets(
-    rows: Sequence[Row], shares: Sequence[float], measures: Sequence[Row], windows: tuple[int, int], files: Files
+    rows: Sequence[Row], shares: Sequence[float | None], measures: Sequence[Row], windows: tuple[int, int], files: Files
 ) -> dict[str, Row]:
     """The measures as they are, then every row at every share of the KV and at the bytes of every measure, by name.
 
@@ -55,6 +55,9 @@ def at_budgets(
     for row in rows:
         ready = row if "codebook" in row.composed.params else files.complete(row)
         for share in shares:
+            if share is None:
+                found.setdefault(row.name, row)
+                continue
             settled = budgets.settle(tasks.Row(ready.name, ready.composed), share, size)
             made = settled.row if settled.set else tasks.Row(ready.name, ready.composed)
             if made.name in found:

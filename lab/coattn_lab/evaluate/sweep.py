@@ -74,17 +74,9 @@ def compare(own: Forced, reference: Forced) -> dict[str, Any]:
         "ratio_95": perplexity.interval(difference),
         "tokens": len(losses),
         "kl": kl.mean().item(),
-        "kl_95": _around(kl),
+        "kl_95": fidelity.interval(kl),
         "top1": top1.item(),
         "step_ms": own.step_ms,
         "step_ms_full": reference.step_ms,
         **own.report,
     }
-
-
-def _around(found: Tensor) -> list[float] | None:
-    """95% interval of the mean of something that is never negative."""
-    if len(found) < 2:
-        return None
-    middle, wide = found.mean().item(), perplexity.NORMAL_95 * found.std().item() / math.sqrt(len(found))
-    return [max(0.0, middle - wide), middle + wide]

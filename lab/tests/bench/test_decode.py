@@ -14,7 +14,7 @@ from lab.tests.run import coattn_lab
 from coattn.cache.layout.kept import KeptTokens
 from coattn.kernels.prompt.mask import Mask, Shape
 from coattn_lab.bench.decode import Bench, Case, Row, simulated
-from coattn_lab.bench.prefill import pairs
+from coattn_lab.bench.prefill import floor_s, pairs
 from coattn_lab.bench.random_model import random_model
 from coattn_lab.bench.scout import driven
 
@@ -70,6 +70,25 @@ def test_prefill_rows_say_how_close_they_are() -> None:
         assert row["kl"] < 1e-10
         assert row["gpu_kv_peak"] <= 400 << 10
         assert row["host_kv_peak"] > 0
+
+
+def test_prompts_over_packed_weights_stand_beside_plain_ones() -> None:
+    """Each model's answers are compared with its own."""
+    size = ("--tokens", "200", "--chunk", "100", "--gpu-kv", "none", "--methods", "cpu", "--dtype", "float32")
+    done = coattn_lab("bench", "prefill", "--shapes", "tiny,tiny:int4", *TINY[2:], *size, "--json")
+    rows = json.loads(done.stdout)["rows"]
+    wanted = [(shapes, method) for shapes in ("tiny", "tiny:int4") for method in ("full", "cpu")]
+    assert [(row["shapes"], row["method"]) for row in rows] == wanted
+    assert all(row["ratio"] == row["seconds"] / rows[0]["seconds"] for row in rows)
+    assert all(row["kl"] < 1e-10 for row in rows)
+
+
+def test_products_of_packed_weights_are_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coattn_lab.bench.prefill.product_tflops", lambda *_: 1e-6)
+    monkeypatch.setattr("coattn_lab.bench.prefill._fastest", lambda _: 1e20)
+    models = (random_model(shapes, torch.device("cpu"), torch.float32) for shapes in ("tiny", "tiny:int4"))
+    plain, packed = (floor_s(model, 100) for model in models)
+    assert packed == pytest.approx(plain) > 0
 
 
 def test_pairs_of_a_query_and_a_key_are_counted() -> None:

@@ -78,3 +78,16 @@ def test_rows_are_sized_to_a_share_of_the_kv_and_calibrated(folder: Path, tmp_pa
     assert given["gpu_share"] * full["gpu_kv_bytes"] / 2 <= given["gpu_kv_bytes"]
     assert all(row["kl_95"][0] <= row["kl"] <= row["kl_95"][1] for row in found)
     assert list((tmp_path / "sweep_calibrated").iterdir())
+
+
+def test_rows_stand_beside_full_in_8_and_4_bits_at_its_bytes(folder: Path) -> None:
+    """Keys of 8 channels take 16 and 12 bytes, of 16."""
+    found = run(folder, "hgca,block=8", "cpu,block=8", "--like", "full,gpu_dtype=int8|int4,block=8")["rows"]
+    wide, narrow, *others = found
+    assert [row["params"]["gpu_dtype"] for row in (wide, narrow)] == ["int8", "int4"]
+    assert (wide["gpu_share"], narrow["gpu_share"]) == (1.0, 0.75)
+    assert 0 < wide["kl"] < narrow["kl"]
+    assert [(row["method"], row["budget"]) for row in others] == [(x, y) for x in ("hgca", "cpu") for y in (1.0, 0.75)]
+    for row in others:
+        assert row["gpu_share"] <= row["budget"]
+        assert row["gpu_share"] == pytest.approx(row["budget"], rel=0.2)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from coattn.errors import BudgetError
 from coattn.types import Tier
-from coattn.units import format_apart, format_bytes
+from coattn.units import format_apart, format_enough
 
 PLACE = {"gpu": "in the GPU tier", "host": "in DRAM"}
 
@@ -128,7 +128,7 @@ class Ledger:
         needed, allowed = format_apart(need, self.held[tier] if limit is None else limit)
         raise BudgetError(
             f"{what} needs at least {needed} of KV memory {PLACE[tier]}{on}, but {option} is {allowed}.",
-            f"Raise {option} to {format_bytes(need)} ({need} bytes) or more, shorten the context, "
+            f"Raise {option} to {format_enough(need)} or more, shorten the context, "
             + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
         )
 

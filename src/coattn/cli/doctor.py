@@ -41,12 +41,14 @@ def doctor(model: str | None, as_json: bool) -> None:
             facts |= {key: getattr(shape, key) for key in ("layers", "q_heads", "kv_heads", "head_dim", "positions")}
             facts["kv_bytes_per_token"] = shape.token_bytes * len(shape.windows)
         except CoattnError as error:
-            facts["runs"] = "no"
-            found["hints"].insert(0, f"{name} does not run: {error.sentence} {error.hint}")
+            facts |= {"runs": "no", "reason": f"{error.sentence} {error.hint}"}
     found["uses"] += [*attention(shape, device), *rows]
     if as_json:
         print_json(found)
         return
+    reason = found.get("model", {}).pop("reason", None)
+    if reason is not None:
+        print_line(f"{name} does not run: {reason}")
     for title in ("model", "machine"):
         if title in found:
             lines = ((f"[bold]{key.replace('_', ' ')}", str(fact or "none")) for key, fact in found[title].items())

@@ -12,12 +12,16 @@ from coattn.cli.evaluate import evaluate, prepare, shared_options
 from coattn.cli.options import compose_method
 from coattn.cli.output import keep, print_json, print_line, progress, save, writable
 from coattn.errors import InputError
+from coattn.units import format_bytes
 
 if TYPE_CHECKING:
     from coattn.tools.evaluate.watch import Fidelity
 
 QUICK = {"prefill": 2048, "decode": 32, "stride": 8192, "length": 16384}
 """Two windows: a few minutes for the embedded model on two cores."""
+
+ALL = 1 - 1e-6
+"""Of the entries, a share that is all of them but for rounding."""
 
 
 @evaluate.command()
@@ -121,10 +125,16 @@ def describe_perplexity(result: dict[str, Any]) -> str:
 
 
 def describe_fidelity(result: dict[str, Any]) -> str:
-    """Two lines for people."""
-    return (
-        f"KL {result['kl']:.3g} (worst step {result['kl_max']:.3g}), top-1 agreement {result['top1']:.2%}, "
+    """Three lines for people, a fourth where nothing was left out."""
+    low_high = "" if result["kl_95"] is None else "95%: {:.3g} to {:.3g}, ".format(*result["kl_95"])
+    said = (
+        f"KL {result['kl']:.3g} ({low_high}worst step {result['kl_max']:.3g}), top-1 agreement {result['top1']:.2%}, "
         f"top-5 {result['top5']:.2%} with full attention over {result['steps']} decode steps\n"
         f"attention: cosine {result['cosine']:.4f}, mass recalled {result['mass']:.2%}, entries attended "
-        f"{result['share_attended']:.2%}, of them by the CPU {result['cpu_ratio']:.2%}"
+        f"{result['share_attended']:.2%}, of them by the CPU {result['cpu_ratio']:.2%}\n"
+        f"KV at most {format_bytes(result['gpu_kv_peak'])} in GPU memory, "
+        f"{format_bytes(result['host_kv_peak'])} in DRAM"
     )
+    if not result["exact"] and result["row"]["select"] != "everything" and result["share_attended"] >= ALL:
+        said += "\nThe budget covers the whole text: this is dense attention. Take a longer text or a smaller budget."
+    return said

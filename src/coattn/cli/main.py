@@ -9,6 +9,7 @@ import click
 
 from coattn import provenance
 from coattn._version import __version__
+from coattn.aliases import OPTIONS_INSTEAD
 from coattn.cli import eval_needle, eval_windows
 from coattn.cli.bench import bench
 from coattn.cli.calibrate import calibrate
@@ -72,6 +73,8 @@ def run_group(group: click.Group, name: str, arguments: list[str] | None = None)
             click.echo(said, err=True)
         else:
             said, *meant = re.split(r" \(?(?=Did you mean )", said, maxsplit=1)
+            if isinstance(error, click.NoSuchOption) and where.endswith(" serve"):
+                meant = [OPTIONS_INSTEAD[error.option_name]] if error.option_name in OPTIONS_INSTEAD else meant
             hints = [*(each.removesuffix(")") for each in meant), f"`{where} --help` shows what it takes."]
             print_error(ConfigError(said + ("" if said.endswith((".", "?")) else "."), " ".join(hints)))
         sys.exit(2)

@@ -130,8 +130,6 @@ def explain(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(row)
         return
-    from coattn.kernels.blockwise import HELP
-
     print_line(f"{row['name']}: {row['summary']}")
     print_line(f"exact: {'yes, equals full attention' if row['exact'] else 'no'}")
     for key in ("package", "paper"):
@@ -143,6 +141,5 @@ def explain(row: dict[str, Any], as_json: bool) -> None:
     )
     print_table(("axis", "part", "what it does", "needs", "provides"), parts)
     params = [(key, param["value"], param["help"]) for key, param in row["params"].items()]
-    params += [(key, None, text) for key, text in HELP.items()]
     lines = ((key, "" if value is None else str(value), text) for key, value, text in params)
     print_table(("parameter", "value", "meaning"), lines)

@@ -61,8 +61,8 @@ def print_error(error: CoattnError) -> None:
             click.echo(f"{kind}: {ARGUMENTS.sub(_option, text)}", err=True)
 
 
-def _option(found: re.Match[str]) -> str:
-    return f"--{found[1].replace('_', '-')}" + (" " if found[0].endswith("=") else "")
+def _option(match: re.Match[str]) -> str:
+    return f"--{match[1].replace('_', '-')}" + (" " if match[0].endswith("=") else "")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from coattn.errors import ConfigError
 from coattn.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
-    from coattn.tools.plan.estimate import Machine
+    from coattn.tools.plan.estimate import Estimate, Machine
     from coattn.tools.plan.known import Card
     from coattn.tools.plan.shape import ModelShape
 
@@ -22,15 +22,10 @@ ASSUMED_CARD, ASSUMED_DRAM = "rtx4090", 64 << 30
 MOST_TOKENS = 1 << 21
 """Where the model does not say how many positions it has."""
 DEFAULT_TOKENS = 131072
+CHUNK = 8192
+"""As a GPU reads prompts."""
 DRAM_GBPS = 60.0
 """Of two channels of DDR5, as desktops have them."""
-WHY = {
-    "full": "everything fits in GPU memory",
-    "auto": "the KV cache does not fit in GPU memory",
-    "cpu": "GPU memory is short",
-    "offload": "GPU memory is short",
-}
-"""Methods in the order in which they are recommended."""
 
 
 @click.command()
@@ -48,6 +43,11 @@ WHY = {
 @click.option(
     "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", help="Numbers of the model."
 )
+@click.option(
+    "--weights",
+    type=click.Choice(["int8", "int4"]),
+    help="Plan a checkpoint of the model in so many bits (AWQ, GPTQ, GGUF).  [default: as config.json says]",
+)
 @weights_option
 @click.option("--method", help="One row of `coattn methods` instead of all, its bytes counted by the cache itself.")
 @settings_option
@@ -57,6 +57,7 @@ WHY = {
     type=Number(0, min_open=True),
     help="Speed at which all cores read DRAM, in GB/s.",
 )
+@count_option("--chunk", CHUNK, "Tokens of a prompt that are read at once: fewer take less memory.")
 @click.option("--list", "listed", is_flag=True, help="List the models and cards that are known by name.")
 @json_option
 def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None:
@@ -74,14 +75,24 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
         return
     if model is None:
         raise ConfigError("There is no model to plan for.", "Give one: coattn plan Qwen/Qwen3-32B --gpu rtx4090.")
-    from coattn.hf.families import check_config
+    from coattn.hf.families import FAMILIES, check_config, language_part
+    from coattn.tools.plan.advice import in_bits
     from coattn.tools.plan.estimate import AHEAD, METHODS, Machine, count, estimate, longest
     from coattn.tools.plan.shape import read_shape
 
     method, batch, share = options["method"], options["batch"], options["weights_on_gpu"]
-    machine = Machine(*_machine(options), 1e9 * options["dram_speed"], 1.0 if share is None else share)
+    card, dram = _machine(options)
+    machine = Machine(card, dram, 1e9 * options["dram_speed"], 1.0 if share is None else share, options["chunk"])
     name, config = known.find_config(model)
     check_config(config)
+    if language_part(config).get("model_type") not in FAMILIES:
+        from torch import device
+
+        from coattn.hf.kinds import layer_kinds
+
+        layer_kinds(name, config, device("cpu"))  # as `doctor` looks at it; refuses what cannot be attended to
+    if options["weights"] is not None:
+        config = in_bits(name, config, options["weights"])
     shape = read_shape(name, config, options["dtype"])
     most = shape.positions or MOST_TOKENS
     asked = options["context"]
@@ -101,11 +112,14 @@ def plan(model: str | None, listed: bool, as_json: bool, **options: Any) -> None
         "gpu": {"name": machine.card.name, "bytes": machine.card.memory},
         "dram_bytes": machine.dram,
         "weight_bytes": shape.weight_bytes,
+        "positions": shape.positions,
         "problem": _too_long(shape, tokens),
         "methods": [{**row.as_dict(), "longest": far} for row, far in zip(rows, reach, strict=True)],
-        **_advise(model, shape, machine, batch, tokens),
     }
-    print_json(result) if as_json else _draw(result, advise=method is None)
+    folder = model if options["weights"] is None else "FOLDER"
+    asked_for = None if method is None else rows[0]
+    result |= _advise(folder, shape, machine, batch, min(tokens, most), asked_for, options["settings"])
+    print_json(result) if as_json else _draw(result)
 
 
 def _machine(options: dict[str, Any]) -> tuple[Card, int | None]:
@@ -154,46 +168,50 @@ def _too_long(shape: ModelShape, tokens: int) -> str | None:
     )
 
 
-def _advise(model: str, shape: ModelShape, machine: Machine, batch: int, tokens: int) -> dict[str, Any]:
-    """The first method that fits, in the order of preference, and the command that runs it; else the way forward.
+def _advise(
+    folder: str,
+    shape: ModelShape,
+    machine: Machine,
+    batch: int,
+    tokens: int,
+    asked: Estimate | None,
+    settings: tuple[str, ...],
+) -> dict[str, Any]:
+    """What to take and the command that runs it: the method that was asked for where it fits, else the best; where
+    nothing fits, what would."""
+    from coattn.tools.plan.advice import Advice, best, in_4_bits, what_would_fit
 
-    Where weights alone are too much for the GPU, it is tried with a part of them in DRAM.
-    """
-    from coattn.tools.plan.estimate import estimate
-
-    shares = [machine.weights_on_gpu, *(share / 20 for share in range(19, 1, -1))] if machine.card.count == 1 else [1.0]
-    for share in shares:
-        tried = replace(machine, weights_on_gpu=share)
-        rows = [estimate(method, shape, batch, tokens, tried) for method in WHY]
-        taken = next((row for row in rows if row.fits), None)
-        if taken is None:
-            continue
-        words = [f"coattn serve --model {model} --method {taken.method}"]
-        if taken.method != "full":
-            words.append(f"--gpu-kv {-(-taken.kv >> 20) + 1}MiB")
-        words.append(f"--max-length {tokens} --max-batch {batch}")
-        why = WHY[taken.method]
+    said = "" if asked is None else f"{asked.method} {'fits' if asked.fits else 'does not fit'}. "
+    found = Advice(asked, machine.weights_on_gpu) if asked and asked.fits else best(shape, batch, tokens, machine)
+    if found is None:
+        ways = what_would_fit(shape, batch, tokens, machine)
+        would = f"Any one of these would: {'; '.join(ways)}." if ways else "Take a smaller model or larger memory."
+        return {"recommended": None, "recommendation": f"{said}Nothing fits. {would}", "command": None}
+    row, share = found
+    words = [f"coattn serve --model {folder} --method {row.method}"]
+    if row.method != "full":
+        words.append(f"--gpu-kv {-(-row.kv >> 20) + 1}MiB")
+    words.append(f"--max-length {tokens} --max-batch {batch}")
+    words += [f"--chunk {machine.chunk}"] * (machine.chunk != CHUNK)
+    words += [f"--weights-on-gpu {share:g}"] * (share < 1) + [f"--set {each}" for each in settings]
+    if row is not asked:
+        why = "the KV cache does not fit in GPU memory" if share == 1 else "GPU memory is short"
+        why = (
+            "everything fits in GPU memory" if row.method == "full" and share == 1 else f"{why}, and it is the fastest"
+        )
         if share < 1:
-            words.append(f"--weights-on-gpu {share:g}")
-            why += f", and {1 - share:.0%} of the layers' weights come from DRAM in every step"
-        speed = f"{taken.first_token_s:,.1f} s to the first token, {batch / (taken.step_s or 1):,.1f} tokens/s"
-        return {
-            "recommended": taken.method,
-            "recommendation": f"Take {taken.method}: {why} ({speed}).",
-            "command": " ".join(words),
-        }
-    least = estimate("cpu", shape, batch, tokens, replace(machine, weights_on_gpu=0.1))
-    gpu, dram = format_bytes(least.gpu), format_bytes(least.dram)
-    return {
-        "recommended": None,
-        "recommendation": f"Nothing fits: even cpu with a tenth of the weights on the GPU needs {gpu} of GPU memory "
-        f"and {dram} of DRAM. Take a shorter context, a smaller or quantised model, or more memory.",
-        "command": None,
-    }
+            why += f" with {1 - share:.0%} of the layers' weights coming from DRAM in every step"
+        speed = f"{row.first_token_s:,.1f} s to the first token, {batch / (row.step_s or 1):,.1f} tokens/s"
+        said += f"Take {row.method}: {why} ({speed})."
+    if folder == "FOLDER":
+        said += f" FOLDER is a checkpoint of {shape.name} in that many bits."
+    elif share < 1 and in_4_bits(shape):
+        said += " --weights int4 plans a checkpoint in 4 bits."
+    return {"recommended": row.method, "recommendation": said.strip(), "command": " ".join(words)}
 
 
-def _draw(result: dict[str, Any], advise: bool) -> None:
-    """The table for people, and what to do where `advise`."""
+def _draw(result: dict[str, Any]) -> None:
+    """The table for people, and what to do."""
     if result["problem"]:
         print_line(result["problem"])
     gpu, dram, batch = result["gpu"], result["dram_bytes"], result["batch"]
@@ -211,7 +229,7 @@ def _draw(result: dict[str, Any], advise: bool) -> None:
         times = "-" if first is None else f"{first:,.1f} s", "-" if step is None else f"{batch / step:,.1f}"
         rows.append((row["method"], row["quality"], fits, reach, *sizes, *times))
     print_table((*columns, ">tokens/s"), rows, title, title_justify="left")
-    if advise and not result["problem"]:
-        print_line(result["recommendation"])
-        if result["command"]:
-            print_line(f"  {result['command']}")
+    shorter = f"At {min(result['context'], result['positions'] or MOST_TOKENS):,} tokens: " * bool(result["problem"])
+    print_line(shorter + result["recommendation"])
+    if result["command"]:
+        print_line(f"  {result['command']}")

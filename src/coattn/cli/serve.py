@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from coattn.aliases import ALWAYS, SAME_OPTIONS
 from coattn.cli.options import EngineOptions, Number, count_option, engine_options, fits, length_option
 from coattn.cli.output import tell
 from coattn.cli.roles import RoleOptions, role_options, run_prefill
@@ -16,7 +17,7 @@ from coattn.errors import BudgetError, ConfigError
 from coattn.part import MOST_BATCH
 from coattn.serve.settings import KEY, Settings, read_keys
 from coattn.serve.steady import Steady
-from coattn.units import parse_bytes
+from coattn.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from coattn.engine.llm import LLM
@@ -31,7 +32,15 @@ SETTINGS = ("host", "port", "names", "origins", "drain", "stall", "key_requests"
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 
-@click.command()
+class Serve(click.Command):
+    """Takes the options of vLLM's server that mean the same under their names there."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        parts = (each.partition("=") for each in args if each not in ALWAYS)
+        return super().parse_args(ctx, ["".join((SAME_OPTIONS.get(part[0], part[0]), *part[1:])) for part in parts])
+
+
+@click.command(cls=Serve)
 @engine_options
 @count_option(
     "--max-batch",
@@ -50,7 +59,7 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @click.option(
     "--deterministic",
     is_flag=True,
-    help="Give a greedy answer the same bits whoever else asks; slower, on a CPU, for full, cpu and offload.",
+    help="Give a greedy answer the same bits whoever else asks; slower; for full, cpu and offload.",
 )
 @count_option("--max-waiting", 256, "Requests that may wait; further ones get a 503.", 0)
 @count_option("--key-requests", None, "Answers that each API key may wait for at a time.  [default: no limit]", 1)
@@ -183,6 +192,10 @@ def serve(engine: EngineOptions, part: RoleOptions, **options: Any) -> None:
     def say(llm: LLM) -> None:
         name, size = llm.composed.method.name, f"{llm.max_length:,} tokens, {llm.runner.slots} at a time"
         where = f"a chat is at {url}/, OpenAI's API at {url}/v1, Anthropic's at {url}"
+        if disk := llm.store.describe_disk():
+            held = f"{format_bytes(disk['bytes'])} of {format_bytes(disk['limit_bytes'])}"
+            lost = f"; under {name} prompts share nothing, so none is kept: {disk['unshared']}"
+            tell(f"disk cache: {options['disk_cache']}, {held}{lost if disk['unshared'] else ''}")
         tell(f"ready: {llm.name} under {name}, {size}; {where}")
 
     service = Service(settings, open_engine)

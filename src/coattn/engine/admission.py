@@ -12,7 +12,7 @@ from coattn.engine.request import Request
 from coattn.errors import BudgetError, InputError
 from coattn.step.runtime import Runtime
 from coattn.types import Tier
-from coattn.units import format_bytes
+from coattn.units import format_bytes, format_enough
 
 ONWARD: dict[Tier, str] = {
     "gpu": "method auto or cpu, whose sequences go on in DRAM",
@@ -59,11 +59,10 @@ class Admission:
         tokens = min(self.longest, LEAST_TOKENS)
         excess = _excess(self._needs(tokens - 1), self.capacity)
         if excess is not None:
-            lacking = excess.wanted - excess.there
             raise BudgetError(
                 f"No prompt can be answered: a sequence of {tokens} tokens needs {format_bytes(excess.wanted)} of KV "
                 f"memory {PLACE[excess.tier]}, and {format_bytes(excess.there)} are there.",
-                f"Raise {excess.tier}_kv by {format_bytes(lacking)} ({lacking} bytes) or more.",
+                f"{self._raise(excess.tier, excess.wanted - excess.there)} or more.",
             )
 
     def most(self) -> int:
@@ -99,9 +98,15 @@ class Admission:
             f"A prompt of {len(request.prompt):,} tokens with up to {request.limit - len(request.prompt):,} new ones "
             f"needs {format_bytes(wanted)} of KV memory {PLACE[tier] + (device and f' of {device}')} to itself, but "
             f"{format_bytes(there)} are left.",
-            f"Raise {tier}_kv by {format_bytes(wanted - there)}, lower max_new_tokens, shorten the prompt, or use "
-            f"{ONWARD[tier]}.",
+            f"{self._raise(tier, wanted - there)}, lower max_new_tokens, shorten the prompt, or use {ONWARD[tier]}.",
         )
+
+    def _raise(self, tier: Tier, lacking: int) -> str:
+        """The option with what is enough; of several devices, how much more."""
+        ledger = self.memory.ledger
+        limit = None if ledger.parts else ledger.limit(tier)
+        more = f"by {format_enough(lacking)}" if limit is None else f"to {format_enough(limit + lacking)}"
+        return f"Raise {tier}_kv {more}"
 
 
 def _excess(wanted: Mapping[Tier, int], there: Mapping[Tier, int | None]) -> Excess | None:

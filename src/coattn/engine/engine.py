@@ -61,7 +61,7 @@ class Engine:
         self.runner, self.tokenizer, self.chunk_policy, self.store = runner, tokenizer, chunk_policy, store
         self.longest, self.ends, self.sampling = longest, ends, sampling
         self.deterministic = deterministic
-        self.sampler = Sampler()
+        self.sampler = Sampler(deterministic)
         self.scheduler = self._new_scheduler()
         self.counts: Counter[str] = Counter()
         """Steps, tokens, and requests by how they ended."""
@@ -364,14 +364,12 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         runner, runtime = self.runner, self.runner.runtime
-        mixes, blockwise = runtime.unmixed() is None and not self.deterministic, runtime.composed.blockwise
         return Scheduler(
             Admission(runtime, self.longest),
             runner.slots,
             self.chunk_policy,
-            mixes,
+            runtime.unmixed() is None and not self.deterministic,
             runtime.busy,
-            tail=0 if blockwise is None else blockwise.question,
             store=self.store,
             block=0 if runtime.states is None or self.store.sharing.blocker is not None else self.store.sharing.block,
             reserves=self.deterministic,

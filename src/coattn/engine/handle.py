@@ -162,7 +162,7 @@ class Handle:
             logprobs=None if self.logprobs is None else tuple(self.logprobs[start:]),
             prompt_logprobs=None if request.scored is None else tuple(request.scored),
             finish_reason=request.finish_reason,
-            stop_string=self.text.stop.found,
+            stop_string=self.text.stop.matched,
             error=request.error,
             prompt_tokens=len(request.prompt),
             new_tokens=self.new_tokens,

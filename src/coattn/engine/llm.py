@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from coattn.aliases import takes_aliases
 from coattn.engine.sampling.params import SamplingParams
-from coattn.errors import ConfigError, InputError
+from coattn.errors import BudgetError, ConfigError, InputError
 from coattn.hf.models import CATALOG, resolve
 from coattn.part import MOST, MOST_BATCH, check_count, check_number
 from coattn.progress import progress_line
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from coattn.engine.handle import Handle
     from coattn.engine.prompts import Prompt, PromptReader
     from coattn.engine.request import Request, RequestOutput
-    from coattn.engine.runner.runner import Runner
     from coattn.engine.sampling.logits import Guide
     from coattn.engine.session import Session as Conversation
     from coattn.hf.load import Loaded
@@ -53,8 +52,9 @@ class LLM(AbstractContextManager["LLM"]):
         many as `target_ms` allows, others 2,048, on a GPU 8,192: what they forget may depend on it.
     target_ms: the time between two tokens that holds while prompts are read; left out, 2.5 times that without,
         and 40 times while several prompts are read or wait. Not with `chunk`.
-    deterministic: whether a greedy answer is the same bits whoever else runs; on a CPU, under `full`, `cpu` and
-        `offload`. Sequences decode one after another, and prompts are read in chunks of `chunk`, left out 512 tokens.
+    deterministic: whether a greedy answer is the same bits whoever else runs; under `full`, `cpu` and `offload`.
+        Prompts are read in chunks of `chunk`, left out 512 tokens, on a GPU 2,048. Where steps are not captured, as on
+        a CPU, sequences decode one after another.
     sizes: batch sizes that are captured on a GPU, where one is first needed; a step runs in the next larger one. Left
         out, a ladder up to `max_batch`. Few sizes start sooner, many waste less when the batch is not full.
     max_waiting: requests that may wait besides those that run; more are refused with a BusyError. Left out, any number.
@@ -119,9 +119,9 @@ class LLM(AbstractContextManager["LLM"]):
         from coattn.engine.engine import Engine
         from coattn.engine.method_choice import Wanted
         from coattn.engine.model import check_share, open_model, sequence_length, stage
-        from coattn.engine.plan.fit import SLOTS, choose
+        from coattn.engine.plan.fit import SLOTS, choose, say_enough
         from coattn.engine.runner.capture import choose_runner
-        from coattn.engine.runner.one_by_one import CHUNK_TOKENS, OneByOne, check
+        from coattn.engine.runner.one_by_one import CHUNK_TOKENS, GPU_CHUNK_TOKENS, check
         from coattn.engine.session_file import Sessions
         from coattn.engine.store.disk import DiskConfig
         from coattn.engine.store.sequence_store import SequenceStore
@@ -176,19 +176,21 @@ class LLM(AbstractContextManager["LLM"]):
             asked_for, states = (max_batch, max_length, most), session.states
             max_batch, self.max_length = choose(session.layers, self.composed, self.ledger, *asked_for, states)
             sizes_of = max_batch, self.max_length
-            runtime = Runtime(session.layers, self.composed, self.ledger, *sizes_of, fixed=True, states=states)
+            try:
+                runtime = Runtime(session.layers, self.composed, self.ledger, *sizes_of, fixed=True, states=states)
+            except BudgetError as error:
+                wished = (max_batch, most, states)
+                raise say_enough(error, session.layers, self.composed, self.ledger, *wished) from None
             undo.callback(runtime.release)
             warn_if_slow(loaded.model, session.layers)
             self.vocabulary, self._layers = session.vocabulary, session.layers
             read_in: int | None = None
-            self.runner: Runner
+            on_gpu = session.device.type == "cuda"
             if deterministic:
-                read_in = chunk or CHUNK_TOKENS
+                read_in = chunk or (GPU_CHUNK_TOKENS if on_gpu else CHUNK_TOKENS)
                 check(session, runtime, read_in, target_ms)
                 chunks = ChunkConfig(read_in)
-                self.runner = OneByOne(session, runtime, max_batch)
-            else:
-                self.runner = choose_runner(session, runtime, max_batch, sizes)
+            self.runner = choose_runner(session, runtime, max_batch, sizes, deterministic)
             undo.callback(self.runner.close)
             self.not_captured, self.not_mixed = self.runner.uncaptured, runtime.unmixed()
             key = tier.key(loaded.model, session.layers)
@@ -196,7 +198,6 @@ class LLM(AbstractContextManager["LLM"]):
             if folder is not None:
                 undo.callback(folder.close)
             self.store = SequenceStore(runtime, key, reuse, folder, read_in)
-            on_gpu = session.device.type == "cuda"
             between = on_gpu and self.not_captured is None and self._weights is None
             if between:
                 self.not_mixed = self.not_mixed or "decode steps are captured, and run between the layers of prompts"
@@ -360,7 +361,7 @@ class LLM(AbstractContextManager["LLM"]):
             warm(self._layers, self.max_length)
             made = self.runner.warm_up(sizes)
             if made and not self.engine.scheduler.running:
-                rehearse(self.runner, self.max_length)
+                rehearse(self.runner, self.max_length, self.engine.chunk_policy.budget(False))
             return made
 
     def trace(self) -> StepTrace | None:

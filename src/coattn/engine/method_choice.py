@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coattn.errors import UnknownNameError
-from coattn.kernels.blockwise import NAMES
 from coattn.method.row import Composed, Method, compose
 from coattn.method.table import METHODS, find_method
 from coattn.types import LayerShape
@@ -52,7 +51,7 @@ def kv_bytes(layers: Sequence[LayerShape], batch: int, tokens: int) -> int:
 
 def candidates(params: Mapping[str, Any]) -> list[Method]:
     """Of the methods that may be chosen, those that know these parameters. Raises what is wrong where none does."""
-    rows = [(METHODS[name], {*compose(METHODS[name]).params, *NAMES}) for name in ("full", "auto")]
+    rows = [(METHODS[name], compose(METHODS[name]).params.keys()) for name in ("full", "auto")]
     known = [row for row, names in rows if params.keys() <= names]
     if not known:
         every = set[str]().union(*(names for _, names in rows))

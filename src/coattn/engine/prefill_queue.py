@@ -12,13 +12,11 @@ from coattn.engine.store.states import SHORT
 class PrefillQueue:
     """Divides what may be read between two decode steps among those whose prompts are read, the oldest first."""
 
-    def __init__(self, policy: ChunkPolicy, tail: int, block: int = 0) -> None:
-        """tail: last tokens of a prompt that are read in one chunk, whatever the budget.
-
-        block: chunks end at a multiple of it where they can, and the last one begins there, so that states are known
+    def __init__(self, policy: ChunkPolicy, block: int = 0) -> None:
+        """block: chunks end at a multiple of it where they can, and the last one begins there, so that states are known
         where blocks end; 0: there are no states.
         """
-        self._policy, self._tail, self._block = policy, tail, block
+        self._policy, self._block = policy, block
         self._oldest_read = False
         """Whether the oldest prompt was the last to be read from."""
 
@@ -32,17 +30,14 @@ class PrefillQueue:
         self._oldest_read = chunk.request is readers[0]
 
     def chunk(self, request: Request, most: int) -> PromptChunk:
-        """The next tokens of a prompt; its last `tail` are not cut. Others end at a multiple of a tile, if there is
-        one."""
+        """The next tokens of a prompt. Unless they are its last, they end at a multiple of a tile, if there is one."""
         end, tile = min(request.stored + most, request.total), self._tile
         if end < request.total and end // tile * tile > request.stored:
             end = end // tile * tile
-        if 0 < request.total - end < self._tail:
-            end = request.total - self._tail if request.total - self._tail > request.stored else request.total
-        elif request.total - end == 1 and end - request.stored > 1:
+        if request.total - end == 1 and end - request.stored > 1:
             end -= 1  # alone, the last token of a prompt would be a decode step of its own
         if self._block:
-            last = (request.total - max(2, self._tail)) // self._block * self._block
+            last = (request.total - 2) // self._block * self._block
             whole = min(last, end // self._block * self._block)
             far = end < request.total or whole - request.stored > SHORT
             end = whole if whole > request.stored and far else end

@@ -34,7 +34,6 @@ class Scheduler:
         policy: ChunkPolicy,
         mixes: bool = False,
         busy: Callable[[], Collection[int]] = tuple,
-        tail: int = 0,
         store: SequenceStore | None = None,
         block: int = 0,
         reserves: bool = False,
@@ -43,12 +42,11 @@ class Scheduler:
 
         mixes: whether a step may hold chunks of several prompts and the tokens of those that decode, all together.
         busy: slots that others need not wait for; they decode as soon as they can, or when nobody else has work.
-        tail: last tokens of a prompt that are read in one chunk, whatever the budget.
         store: what is stored outside the slots. block: see `PrefillQueue`.
         reserves: whether whoever is let in has room for its longest answer, so that nobody has to give way.
         """
         self.admission, self._busy, self.store, self.mixes = admission, busy, store, mixes
-        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, tail, block)
+        self.chunk_policy, self.timer, self._prompts = policy, StepTimer(policy), PrefillQueue(policy, block)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._reserves = reserves
@@ -141,7 +139,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and self._slots:
-            if self.running and (self._short or not self._fits_beside(self.waiting[0])):
+            if self.running and (self._short or not self._fits_with(self.waiting[0])):
                 return
             if self.store is not None and not self.store.loaded(self.waiting[0], wait=not self.running):
                 return
@@ -154,7 +152,7 @@ class Scheduler:
             if self.store is not None:
                 self.store.attach(request)
 
-    def _fits_beside(self, newcomer: Request) -> bool:
+    def _fits_with(self, newcomer: Request) -> bool:
         """Whether all its tokens fit, with headroom for everyone."""
         saved = {} if self.store is None else self.store.shared_bytes(newcomer)
         grown = [(each.stored, self._ahead(each)) for each in self.running]

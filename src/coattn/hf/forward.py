@@ -22,7 +22,7 @@ from coattn.hf.pipeline import PipelineStages
 from coattn.hf.stored import first_of
 from coattn.step.running import RunningStep
 
-Heard = Callable[[int, Tensor], None]
+OnLogits = Callable[[int, Tensor], None]
 """Gets logits of some tokens of a text: `(index of the first, float32 [n, vocabulary])`."""
 
 
@@ -82,18 +82,18 @@ class Session(ModelUser, AbstractContextManager["Session"]):
         ids: Tensor,
         positions: Tensor,
         rows: slice | Tensor | None,
-        heard: Sequence[tuple[slice, Heard]] = (),
+        on_logits: Sequence[tuple[slice, OnLogits]] = (),
     ) -> Tensor | None:
         """ids, positions `[tokens]`, packed as the running step -> logits of some of them.
 
         rows: which tokens, n of them -> float32 `[n, vocabulary]`, where the head is; None computes no logits. All
-        others are on the session's device. heard: who gets the logits of all tokens of a slice, some at a time.
+        others are on the session's device. on_logits: who gets the logits of all tokens of a slice, some at a time.
         """
         with self.through():
             hidden = self.hidden(runtime, running, ids, positions)
-            for part, hear in heard:
+            for part, call in on_logits:
                 for start, logits in logit_chunks(self.model, hidden[part]):
-                    hear(start, logits)
+                    call(start, logits)
             if rows is None:
                 return None
             return head(self.model, hidden[rows.to(hidden.device) if isinstance(rows, Tensor) else rows])

@@ -30,11 +30,11 @@ def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 class _Done:
     """A decoder that has run."""
 
-    def __init__(self, decoder: nn.Module, found: Any) -> None:
-        self.decoder, self.found = decoder, found
+    def __init__(self, decoder: nn.Module, output: Any) -> None:
+        self.decoder, self.output = decoder, output
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        return self.found
+        return self.output
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)

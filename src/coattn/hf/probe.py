@@ -113,19 +113,19 @@ class _Watched(DynamicCache):  # type: ignore[misc]
 
     def __init__(self, config: Any, running: list[nn.Module]) -> None:
         super().__init__(config=config)
-        self.running, self.found = running, dict[nn.Module, int]()
+        self.running, self.layer_of = running, dict[nn.Module, int]()
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, *args: Any, **options: Any) -> Any:
-        self.found[self.running[-1]] = layer_idx
+        self.layer_of[self.running[-1]] = layer_idx
         return super().update_conv_state(conv_states, layer_idx, *args, **options)
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *args: Any, **options: Any) -> Any:
-        self.found[self.running[-1]] = layer_idx
+        self.layer_of[self.running[-1]] = layer_idx
         return super().update_recurrent_state(recurrent_states, layer_idx, *args, **options)
 
     def mixers(self, names: dict[nn.Module, str]) -> tuple[Mixer, ...]:
         made = []
-        for module, index in self.found.items():
+        for module, index in self.layer_of.items():
             held = [("conv", self.layers[index].conv_states), ("recurrent", self.layers[index].recurrent_states)]
             states = tuple(
                 (kind, number, tuple(x.shape[1:]), None if x.dtype is torch.bfloat16 else x.dtype)

@@ -12,7 +12,6 @@ import torch
 
 from coattn.cache.config import CacheConfig
 from coattn.errors import ConfigError, MethodError, UnknownNameError
-from coattn.kernels.blockwise import NAMES, Blockwise
 from coattn.method.registry import PARTS, registry
 from coattn.part import Part
 from coattn.parts.executor.base import Executor
@@ -34,8 +33,6 @@ class Composed:
     """Every parameter of the row with its value, defaults included."""
     exact: bool
     """Whether its result equals full attention, as far as the row decides it; `over` adds the model's part."""
-    blockwise: Blockwise | None = None
-    """How prompts are read, where not as a whole: of every method, by `prefill_block`, `anchor` and `question`."""
 
     def describe(self) -> dict[str, Any]:
         """The method, whether it is exact, and its parameters, as reports name them: of a file at an absolute path its
@@ -84,10 +81,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
             f"Method {method.name!r} does not fit together: " + "; ".join(problems) + ".",
             "Change the named parts; `coattn methods` shows rows that fit.",
         )
-    given = {**method.params, **overrides}
-    blockwise = Blockwise.of(*(given.get(name) for name in NAMES))
-    params = _parameters(method, kinds, {name: value for name, value in given.items() if name not in NAMES})
-    composed = Composed(method, params, exact=False, blockwise=blockwise)
+    composed = Composed(method, _parameters(method, kinds, {**method.params, **overrides}), exact=False)
     parts = composed.build()  # they check their own values
     for part in parts.all():
         part.check(parts.config)
@@ -115,10 +109,7 @@ def compose(method: Method, **overrides: Any) -> Composed:
             "model's own numbers only.",
             "Leave gpu_dtype out, or use method full.",
         )
-    exact = all(part.is_exact() for part in parts.all()) and blockwise is None
-    if blockwise is not None:
-        params |= zip(NAMES, (blockwise.block, blockwise.anchor, blockwise.question), strict=True)
-    return replace(composed, exact=exact, params=params)
+    return replace(composed, exact=all(part.is_exact() for part in parts.all()))
 
 
 def find_parts(method: Method) -> list[type[Part]]:
@@ -189,9 +180,7 @@ def _parameters(method: Method, kinds: list[type[Part]], given: Mapping[str, Any
             )
     known |= fixed
     if not given.keys() <= known.keys():
-        raise UnknownNameError(
-            f"method {method.name!r}", given.keys() - known.keys(), [*known.keys() - method.internal, *NAMES]
-        )
+        raise UnknownNameError(f"method {method.name!r}", given.keys() - known.keys(), known.keys() - method.internal)
     for name, value in given.items():
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}, but must be true or false.", f"Set {name}=true or {name}=false.")

@@ -11,6 +11,9 @@ from coattn.native.blocks import Blocks
 from coattn.native.call import Call
 from coattn.native.core import check, check_table_heads, check_tensor, elem, element_of, extension
 
+PIECE_TILES = 32
+"""Tiles of up to 32 tokens after which a list is cut that is cut by its own length alone."""
+
 
 class Attended(NamedTuple):
     """Attention over a set: `out [.., q_heads, head_size]` and `lse [.., q_heads]` float32, `weights` or None."""
@@ -31,6 +34,7 @@ def plan_attend(
     weights: bool = False,
     into: tuple[Tensor, Tensor] | None = None,
     owners: Tensor | None = None,
+    apart: bool = False,
 ) -> Call[Attended]:
     """Attention of each sequence's queries over its list of blocks.
 
@@ -40,7 +44,7 @@ def plan_attend(
     scale: None means head_size ** -0.5. softcap: cap * tanh(score / cap), 0 for none. weights: also return the
     softmax over the list, `[seqs, (q_tokens,) q_heads, max_blocks * block]`, zero past its end. into: where out and lse
     are written, float32. owners: `[seqs]` int32, the row of table and tokens of each sequence; without it, its own
-    number.
+    number. apart: cut each list by its own length alone, so that its result has the same bits in any company.
 
     The result is float32, normalised, with natural-log lse; an empty list gives (0, -inf). Repeated runs on a pool of
     the same size are bit-identical. Cost: each key and value is read once.
@@ -84,4 +88,5 @@ def plan_attend(
         job.weights, job.max_tokens = shares.data_ptr(), shares.shape[-1]
     if owners is not None:
         job.owners = owners.data_ptr()
+    job.piece = PIECE_TILES if apart else 0
     return Call("attend", job, Attended(out, lse, shares), (q, table, tokens, owners, blocks))

@@ -124,9 +124,9 @@ METHODS = (
     HCATTENTION,
     HCATTENTION.variant(
         "hcattention-paper",
-        "Lossy. `hcattention` close to the paper: each query head its own entries, the rest counts nothing.",
+        "Lossy. `hcattention` close to the paper: each query head its own entries, the rest has no value.",
         window_blocks=1,
-        tail="none",
+        tail="zero",
         union=False,
     ),
 )

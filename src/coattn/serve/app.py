@@ -120,7 +120,11 @@ async def _by_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, said, code = request.url.path[:200], str(error.detail), None
     if error.status_code == 404:
-        said, code = f"There is nothing at {path}. GET /openapi.json lists the paths.", "not_found"
+        at, code = request.base_url, "not_found"
+        said = (
+            f"There is nothing at {path}: the base URL is {at}v1 for OpenAI's clients, {str(at)[:-1]} for Anthropic's "
+        )
+        said += "and Ollama's. GET /openapi.json lists the paths."
     elif error.status_code == 405:
         said, code = f"{request.method[:20]} is not allowed at {path}.", "method_not_allowed"
     return ApiError(error.status_code, said, code=code, headers=dict(error.headers or {})).response(path)

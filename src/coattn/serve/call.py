@@ -78,7 +78,13 @@ class HttpCall:
         """When another process was asked to read the prompts: answers count their time from there."""
         self._told = 0
         """What the engine's thread has told of; it alone counts."""
-        self._news = asyncio.Event()
+        self._fresh = False
+        """Whether there is something that `_wait` has not told of."""
+        self._waiting: asyncio.Future[None] | None = None
+        self._until = 0.0
+        """When the running wait ends without news, on the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all waits, which come with every token: it looks again where `_until` has moved."""
         self._lock = threading.Lock()
         engine.calls.add(self)
         engine.pace.enter(wanted)
@@ -98,13 +104,14 @@ class HttpCall:
         return await run(elsewhere.threads, self._read, elsewhere, order)
 
     def wake(self) -> None:
-        self._news.set()
+        self._fresh = True
+        self._end_wait()
 
     def fail(self, error: ApiError) -> None:
         if self._error is None:
             self._error = error
             self._cancel()
-            self._news.set()
+            self.wake()
 
     def close(self) -> None:
         """Cancels what is not done. May be called twice."""
@@ -113,6 +120,8 @@ class HttpCall:
         self._cancel()
         self.engine.calls.discard(self)
         if not closed:
+            if self._timer is not None:
+                self._timer.cancel()
             self.engine.pace.leave(self.wanted)
             self._after(self)
 
@@ -153,15 +162,34 @@ class HttpCall:
         return sum(each.prompt_read for each in requests), sum(len(each.prompt) for each in requests)
 
     async def _wait(self, pause: float | None) -> bool:
-        if self._error is None:
+        """For news; False where none came for `pause` seconds. Raises the error that ended the call."""
+        if not self._fresh and self._error is None:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            if pause is not None:
+                self._until = loop.time() + pause
+                self._timer = self._timer or loop.call_at(self._until, self._look_at_time, loop)
             try:
-                await asyncio.wait_for(self._news.wait(), pause)
-            except TimeoutError:
-                return False
-        self._news.clear()
+                await self._waiting
+            finally:
+                self._waiting = None
+        fresh, self._fresh = self._fresh, False
         if self._error is not None:
             raise self._error
-        return True
+        return fresh
+
+    def _look_at_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiting is None:
+            return
+        if loop.time() < self._until:
+            self._timer = loop.call_at(self._until, self._look_at_time, loop)
+        else:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _cancel(self) -> None:
         for handle in list(self.handles):

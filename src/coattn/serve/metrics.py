@@ -93,6 +93,8 @@ class Metrics:
             what: Histogram(f"coattn:{what}", text, ["model_name"], registry=self.registry, buckets=buckets)
             for what, text, buckets in HISTOGRAMS
         }
+        self._named: dict[tuple[str, str], Histogram] = {}
+        """With their label, which takes longer to look up than a time takes to count."""
 
     def done(self, output: RequestOutput) -> None:
         """A request has ended."""
@@ -111,7 +113,10 @@ class Metrics:
 
     def observe(self, what: str, value: float | None) -> None:
         if value is not None:
-            self._histograms[what].labels(self._name()).observe(value)
+            key = what, self._name()
+            if key not in self._named:
+                self._named[key] = self._histograms[what].labels(key[1])
+            self._named[key].observe(value)
 
     def collect(self) -> Iterator[Metric]:
         """What the engine counts, for the registry."""
@@ -130,12 +135,13 @@ class Metrics:
         yield from self._tiers(llm, report)
 
     def _tiers(self, llm: Any, report: dict[str, Any]) -> Iterator[Metric]:
-        held = [((tier,), report[f"{tier}_kv_bytes"]) for tier in ("gpu", "host")]
+        names = {"gpu": "gpu" if llm.model.device.type == "cuda" else "memory", "host": "host"}
+        held = [((names[tier],), report[f"{tier}_kv_bytes"]) for tier in names]
         yield _metric(Gauge, "kv_bytes", "KV memory that the engine holds.", held, "tier")
         sample, capacity = self.engine.sample, llm.engine.scheduler.admission.capacity
         free = {} if sample is None else sample.free
         used = [
-            ((tier,), 1 - (free.get(tier) or 0) / whole)
+            ((names[tier],), 1 - (free.get(tier) or 0) / whole)
             for tier, whole in capacity.items()
             if whole and free.get(tier) is not None
         ]

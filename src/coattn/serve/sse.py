@@ -20,6 +20,9 @@ HEADERS = [
 ]
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` would make one each time
+
+
 class GoneError(Exception):
     """The client has closed its socket."""
 
@@ -27,8 +30,7 @@ class GoneError(Exception):
 def event(data: Any, name: str | None = None) -> bytes:
     """One event with a JSON object."""
     head = b"" if name is None else f"event: {name}\n".encode()
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return head + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    return head + b"data: " + _encode(data).encode("utf-8", "replace") + b"\n\n"
 
 
 def sign_of_life(read: int, whole: int) -> bytes:

@@ -45,6 +45,7 @@ def status(context: Context) -> Json:
             "max_batch": llm.runner.slots,
             "max_waiting": llm.engine.inbox.max_waiting,
             "captured": llm.not_captured is None,
+            "disk_cache": llm.store.describe_disk(),
         }
     return {**found, "live": live(context)}
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from coattn.cache.ledger import Ledger
-from coattn.kernels.blockwise import NAMES
 from coattn.kernels.sink_logits import softmax
 from coattn.method.row import Composed, Method, compose
 from coattn.parts.call import AttentionCall
@@ -148,7 +147,7 @@ def whole_parameters(composed: Composed, tokens: int) -> dict[str, Any] | None:
         if own is None:
             return None
         parameters |= own
-    return {**parameters, **{name: None for name in NAMES if name in composed.params}}
+    return parameters
 
 
 def check(

@@ -20,7 +20,7 @@ from coattn.parts.handover.manager import MailboxManager
 from coattn.step.grouping import make_groups
 from coattn.step.layer_group import LayerGroup as LayerGroup
 from coattn.step.probe import Probe
-from coattn.step.prompt import PromptReader
+from coattn.step.prompt import read_new
 from coattn.step.report import Reports
 from coattn.step.running import RunningStep
 from coattn.types import LayerShape, Phase, StateShape, Step
@@ -55,7 +55,6 @@ class Runtime(Reports):
         self.groups: list[LayerGroup] = []
         """Of layers of one kind: sliding windows first, then the method's."""
         self._by_layer: dict[int, LayerGroup] = {}
-        self.prompts = PromptReader(layers, composed.blockwise)
         self.mailboxes: MailboxManager | None = None
         """The mailboxes of captured steps that hand over, once there are any."""
         self._side, self._decodes = SideStream(), SideStream()
@@ -115,7 +114,6 @@ class Runtime(Reports):
                     self.states.plan(step.slots)
                 for group in self.groups:
                     running.tables |= dict.fromkeys(group.cache.spec.layers, group.tabulate(step))
-                self.prompts.end(step.slots)
             for part in running.parts:
                 self._notify(lambda probe, part=part: probe.begin(part))  # type: ignore[misc]
         except BaseException:
@@ -170,7 +168,7 @@ class Runtime(Reports):
         if part.phase is Phase.DECODE:
             out = self.decode(running, layer, q, k, v, scale)
         else:
-            out = self.prompts.extend(self._by_layer[layer], part, layer, q, k, v, scale)
+            out = read_new(self._by_layer[layer], part, layer, q, k, v, scale)
         self._notify(lambda probe: probe.output(part, layer, out))
         return out
 
@@ -290,12 +288,8 @@ class Runtime(Reports):
             for group in self.groups:
                 with group.here():
                     self.torn |= group.abort(part, running.ran, running.replayed)
-            if self.prompts.blockwise is not None and part.phase is not Phase.DECODE and running.ran:
-                self.torn |= {slot for slot, history in zip(part.slots, part.history, strict=True) if history}
             if running.committing:
                 self.torn |= set(part.slots)
-            if running.ran:
-                self.prompts.end(part.slots)
             for slot, history in zip(part.slots, part.history, strict=True):
                 if not history:
                     self.truncate(slot, 0, 0)
@@ -303,16 +297,13 @@ class Runtime(Reports):
     def midway(self, slot: int) -> bool:
         """Whether a sequence is in the middle of a prompt of which more is known than its blocks say: it cannot go on
         from these alone."""
-        return any(key[0] == slot for key in self.prompts.blockwise_prompts) or any(
-            group.cache.gpu.midway(slot) for group in self.groups
-        )
+        return any(group.cache.gpu.midway(slot) for group in self.groups)
 
     def goes_back(self, slot: int, keep: int) -> bool:
         """Whether a sequence can lose all but its first `keep` tokens and be as if the others had never come."""
         return not keep or (self.states is None and all(group.cache.gpu.goes_back(slot) for group in self.groups))
 
     def truncate(self, slot: int, length: int, keep: int) -> None:
-        self.prompts.end((slot,))
         for group in self.groups:
             with group.here():
                 group.truncate(slot, length, keep)
@@ -346,4 +337,3 @@ class Runtime(Reports):
             self.states.release()
         self.groups.clear()
         self._by_layer.clear()
-        self.prompts.blockwise_prompts.clear()

@@ -199,22 +199,22 @@ class PrefillServer(contextlib.AbstractContextManager["PrefillServer"]):
         lease = Lease(min(MOST, max(LEAST, float(seconds))))
         layout = Layout(self._session.layers, self._session.vocabulary, count)
 
-        def heard(n: int) -> None:
+        def on_bytes(n: int) -> None:
             if n:
                 lease.renew()
             if lease.over:
                 raise ChannelError("its lease is over")
 
-        shared = map_shared(channel.receive_fd(heard), layout.size) if self.address.shared else None
+        shared = map_shared(channel.receive_fd(on_bytes), layout.size) if self.address.shared else None
         ids = torch.empty(count, dtype=torch.int32)
-        channel.read_into(raw(ids), heard)
+        channel.read_into(raw(ids), on_bytes)
         job = Job(channel, shared, ids.long(), layout, lease)
         sender = threading.Thread(target=job.send, name="coattn-send", daemon=True)
         sender.start()
         self._active.add(job)
         self._jobs.put(job)
         try:
-            while channel.receive(heard)["op"] != "release":
+            while channel.receive(on_bytes)["op"] != "release":
                 pass
         finally:
             lease.drop()  # whatever the end was: nothing is written from here on

@@ -4,6 +4,7 @@ Planned bytes are those that a run takes.
 """
 
 import logging
+import re
 
 import pytest
 import torch
@@ -73,8 +74,25 @@ def test_what_is_chosen_opens_and_answers(method: str, monkeypatch: pytest.Monke
 def test_no_room_for_any_prompt_is_refused_where_the_length_is_chosen() -> None:
     with pytest.raises(BudgetError, match="No prompt can be answered: a sequence of 128 tokens") as refused:
         coattn.LLM((small(), tokenizer()), "cpu", host_kv=4 * UNIT, block=8)
-    assert "Raise host_kv by" in refused.value.hint
-    assert "bytes) or more" in refused.value.hint
+    enough = re.search(r"Raise host_kv to (\w+) or more", refused.value.hint)
+    assert enough is not None
+    with coattn.LLM((small(), tokenizer()), "cpu", host_kv=enough[1], block=8) as engine:
+        assert len(engine.generate(prompt(100), greedy(8, ignore_eos=True))[0].token_ids) == 8
+
+
+@pytest.mark.parametrize("method", ["full", "cpu", "offload", "auto", "hgca", "scout", "hcattention", "streaming"])
+def test_the_budget_of_a_hint_is_enough_at_the_first_try(method: str) -> None:
+    def answer(gpu_kv: int | str) -> int:
+        with coattn.LLM((small(), tokenizer()), method, gpu_kv=gpu_kv, max_length=256, max_batch=1) as engine:
+            found = engine.generate(prompt(240), greedy(16, ignore_eos=True))[0]
+            assert found.error is None
+            return len(found.token_ids)
+
+    with pytest.raises(BudgetError) as refused:
+        answer(1024)
+    enough = re.search(r"Raise gpu_kv to ([\d.]+\w+)", refused.value.hint)
+    assert enough is not None, refused.value.hint
+    assert answer(enough[1]) == 16
 
 
 def test_a_prompt_that_is_too_long_names_the_argument() -> None:

@@ -36,8 +36,8 @@ def test_answers_and_memory_are_as_if_there_had_been_none(
         with monkeypatch.context() as noted:
             noted.setattr(engine.runner, "extend", lambda *a: (steps.append(("extend", len(a[1]))), extend(*a))[1])
             noted.setattr(engine.runner, "decode", lambda *a: (steps.append(("decode", 1)), decode(*a))[1])
-            noted.setattr(rehearsing, "TURNS", (70, 150))
-            rehearse(engine.runner, engine.max_length)
+            noted.setattr(rehearsing, "TURNS", (70, 80))
+            rehearse(engine.runner, engine.max_length, 150)
         assert steps == [("extend", 70), ("decode", 1), ("extend", 150), ("decode", 1)]
         in_order(engine)
         assert not engine.engine.counts
@@ -54,7 +54,7 @@ def test_windows_are_as_if_there_had_been_none(family: str, method: str) -> None
     for rehearsed in (False, True):
         with coattn.LLM((tiny(family, DEVICE), None), method, **given) as engine:
             if rehearsed:
-                rehearse(engine.runner, engine.max_length)
+                rehearse(engine.runner, engine.max_length, 2048)
                 in_order(engine)
             found.append(engine.generate([x % 100 for x in prompt(90)], greedy(9, ignore_eos=True))[0].token_ids)
     assert found[0] == found[1]
@@ -64,7 +64,7 @@ def test_what_would_learn_from_it_is_left_alone() -> None:
     with llm("hcattention", groups=4, centroids=16) as engine:
         [group] = engine.runner.runtime.groups
         assert group.index.learns()
-        rehearse(engine.runner, engine.max_length)
+        rehearse(engine.runner, engine.max_length, 2048)
         assert group.index.learns()
         engine.generate(prompt(200), greedy(3, ignore_eos=True))
         assert not group.index.learns()
@@ -73,7 +73,7 @@ def test_what_would_learn_from_it_is_left_alone() -> None:
 def test_without_memory_for_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with llm("full") as engine:
         monkeypatch.setattr(engine.runner, "decode", lambda *_: (_ for _ in ()).throw(BudgetError("full", "wait")))
-        rehearse(engine.runner, engine.max_length)
+        rehearse(engine.runner, engine.max_length, 2048)
         in_order(engine)
 
 
@@ -81,7 +81,7 @@ def test_what_fails_in_it_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyP
     with llm("full") as engine:
         monkeypatch.setattr(engine.runner, "decode", lambda *_: (_ for _ in ()).throw(EngineError("broken", "mend")))
         with pytest.raises(EngineError, match="broken"):
-            rehearse(engine.runner, engine.max_length)
+            rehearse(engine.runner, engine.max_length, 2048)
         in_order(engine)
 
 

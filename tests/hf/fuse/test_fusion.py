@@ -11,6 +11,7 @@ from tests.hf.quantised_folders import write
 
 from coattn.cache.ledger import Ledger
 from coattn.engine.runner.runner import Runner
+from coattn.hf.ahead import Ahead
 from coattn.hf.experts import COPYING, expert_modules, implemented
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion, _Pretend
@@ -113,3 +114,22 @@ def test_layers_whose_experts_are_packed_are_fused(scheme: str, family: str, tmp
             got = session.hidden(_Pretend(), None, ids, positions)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
         fusion.close()
+
+
+@pytest.mark.parametrize("scheme", ["awq", "int8", "fp8 blocks"])
+@torch.no_grad()
+def test_queries_are_predicted_with_packed_weights(scheme: str, tmp_path: Path) -> None:
+    """In a fused step of `scout` they are rows of the one matrix that q, k and v are."""
+    write(tmp_path, scheme)
+    model = load(tmp_path, dtype="float32", device=DEVICE).model
+    with Session(model) as session:
+        ahead, x = Ahead(model), torch.randn(1, 5, 64, device=DEVICE)
+        at = torch.arange(5, device=DEVICE)[None]
+        call = {"position_ids": at, "position_embeddings": model.model.rotary_emb(x, at)}
+        want = [ahead.predict(layer, x, call, layer - 1) for layer in (1, 2)]
+        fusion = Fusion(session)
+        with fusion.active():
+            assert all(hasattr(layer.forward, "query") for layer in ahead.layers)
+            got = [ahead.predict(layer, x, call, layer - 1) for layer in (1, 2)]
+        fusion.close()
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)

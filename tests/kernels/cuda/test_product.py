@@ -11,17 +11,17 @@ from tests.kernels.cards import CARDS, fits
 from coattn.kernels.cuda import nvrtc, product
 from coattn.kernels.linear import linear
 
-FORM = {"WARPS": product.WARPS, "STAGES": 3, "TILES": 9}
-
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc")
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("tokens", [8, 16])
 @pytest.mark.parametrize("flag", [0, 1])
-def test_compiles(tokens: int, flag: int, card: int) -> None:
+@pytest.mark.parametrize("n", [4096, 34816])
+def test_compiles(n: int, tokens: int, flag: int, card: int) -> None:
     source = (Path(nvrtc.__file__).parent / "product.cu").read_text()
-    form = {**FORM, "TOKENS": tokens, "BIAS": flag, "RESIDUAL": flag, "F16": flag}
-    assert fits(source, form, card, 32 * product.WARPS)
+    made = product.cut(n, tokens, 132)
+    form = {"WARPS": made.warps, "STAGES": made.stages, "TILES": made.tiles, "TOKENS": tokens}
+    assert fits(source, {**form, "BIAS": flag, "RESIDUAL": flag, "F16": flag}, card, 32 * made.warps)
 
 
 @pytest.mark.parametrize("processors", [1, 78, 132])
@@ -30,8 +30,10 @@ def test_compiles(tokens: int, flag: int, card: int) -> None:
 def test_cut(n: int, room: int, processors: int) -> None:
     made = product.cut(n, room, processors)
     assert made.programs <= min(processors, n // 8)
-    assert 1 <= made.tiles <= product.MOST_TILES
-    assert 3 <= made.stages <= product.MOST_STAGES
+    warps, tiles, stages = product.warps_of(n)
+    assert made.warps == warps
+    assert 1 <= made.tiles <= tiles
+    assert 3 <= made.stages <= stages
     assert made.shared <= product.SHARED
 
 
@@ -71,10 +73,11 @@ def test_many_tokens_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.gpu
-def test_a_token_does_not_see_the_others() -> None:
+@pytest.mark.parametrize("n", [6144, 18_432])
+def test_a_token_does_not_see_the_others(n: int) -> None:
     _needs_ours()
     x = torch.randn(16, 4096, device="cuda").bfloat16()
-    w = torch.randn(6144, 4096, device="cuda").bfloat16()
+    w = torch.randn(n, 4096, device="cuda").bfloat16()
     whole = linear(x, w, None)
     for tokens in (2, 5, 8, 9):
         assert torch.equal(linear(x[:tokens], w, None), whole[:tokens])

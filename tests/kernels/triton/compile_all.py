@@ -4,7 +4,6 @@ import json
 import sys
 from typing import Any
 
-import torch
 import triton
 from tests.kernels.cards import SHARED, usage
 from triton.backends.compiler import GPUTarget
@@ -177,7 +176,7 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
         experts._route,
         {"TOP": 8, "TOP_PAD": 8, "E_PAD": 128, "KIND": 1, "BIAS": True, "NORM": True, "FOLLOW": True},
     ),
-    (experts._gates_one, {"BN": 2, "BK": 2048, "FOLLOW": True}),
+    (experts._gates_one, {"BN": 8, "BK": 256, "FOLLOW": True}),
     *(
         (
             experts._down_one,
@@ -346,19 +345,17 @@ ODD: dict[Any, dict[str, str]] = {
 WHOLE = "block to seq kept bit ids later count free incoming clock age token token_of num_incoming num_attended"
 
 TILES: dict[Any, Any] = {
-    attend._attend: lambda c, _: attend.tile_of(8, torch.empty(0, c["D"], dtype=torch.bfloat16))._asdict(),
-    tokens._attend_tokens: lambda c, _: {
-        "warps": tokens.WARPS,
-        "stages": attend.tile_of(8, torch.empty(0, 2 * c["HALF"], dtype=torch.bfloat16)).stages,
-    },
+    attend._attend: lambda c, shared: attend.tile_of(8, 2 * c["D_PAD"], shared)._asdict(),
+    tokens._attend_tokens: lambda *_: {"warps": tokens.WARPS, "stages": tokens.stages_of(8)},
     attend_prompt._attend_prompt: lambda c, _: (
         {"warps": 8, "stages": 3} if c["D_PAD"] <= 128 else {"warps": 4, "stages": 2}
     ),
-    linear._vector: lambda c, _: {"warps": 8 if c["BK"] == 1024 and c["BN"] == 8 else 4, "stages": 1},
+    linear._vector: lambda c, _: vector(c["BN"], c["BK"]),
     token_pool._renew: lambda c, _: {"warps": 32 if c["PLACES_PAD"] > 8192 else 4, "stages": 3},
     **dict.fromkeys((sketch._lost, fill_pool._weigh), lambda c, _: {"warps": 8 if c["D"] > 64 else 4, "stages": 3}),
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
-    **dict.fromkeys((experts._gates_one, experts._down_one), lambda *_: {"warps": 4, "stages": 1}),
+    experts._gates_one: lambda *_: {"warps": 4, "stages": 2},
+    experts._down_one: lambda *_: {"warps": 4, "stages": 1},
     rest._sum: lambda c, _: {"warps": 8 if c["D"] > 128 else 4},
     experts._route: lambda *_: {"warps": 1},
     packed_experts._packed_experts: lambda *_: dict(
@@ -376,6 +373,12 @@ def few(bn: int, bk: int, shared: int) -> dict[str, int]:
     """The tile of so many rows and columns, as it is launched."""
     tile = next(t for shape in PRODUCTS if (t := linear.tile_of(16, *shape))[:2] == (bn, bk))
     return dict(zip(("warps", "stages"), linear.fitted(tile, shared)[2:], strict=True))
+
+
+def vector(bn: int, bk: int) -> dict[str, int]:
+    """The same of one token."""
+    tile = next(t for shape in PRODUCTS if (t := linear.tile_of(1, *shape))[:2] == (bn, bk))
+    return dict(zip(("warps", "stages"), tile[2:], strict=True))
 
 
 def kind(kernel: Any, name: str, constants: dict[str, Any]) -> str:

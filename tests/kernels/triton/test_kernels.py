@@ -9,6 +9,8 @@ from coattn.kernels.append import append, write_rows
 from coattn.kernels.attend import reference as attend_reference
 from coattn.kernels.average import Average, update, weigh
 from coattn.kernels.fetch_tokens import fetch_tokens
+from coattn.kernels.invariant import invariant
+from coattn.kernels.linear import linear_invariant
 from coattn.kernels.note_case import NotedCases, note_case
 from coattn.kernels.recall import recall
 from coattn.kernels.sink_logits import sink_states, with_sink_piece
@@ -211,6 +213,49 @@ def test_listed_rows(block: int, d: int, tokens: int) -> None:
     assert torch.equal(v, wanted[1])
     assert k.is_contiguous()
     assert v.is_contiguous()
+
+
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # which the interpreter multiplies rightly
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize(("n", "k", "most"), [(64, 192, 8), (40, 400, 48)])
+def test_a_row_of_an_invariant_product_has_the_same_bits_among_others(
+    n: int, k: int, most: int, dtype: torch.dtype
+) -> None:
+    """On Hopper by `product.cu` too: up to 16 tokens, weights of k = 192."""
+    x, w, b, r = (random(*s, dtype=dtype, seed=i) for i, s in enumerate([(200, k), (n, k), (n,), (200, n)]))
+
+    def made(at: slice) -> Tensor:
+        return linear_invariant(x[at], w, b, r[at], most)
+
+    alone = [made(slice(i, i + 1)) for i in range(7)]
+    for count in (1, 7, 33, 200):
+        if count <= most or most == 8:  # also more rows than tokens, as heads are
+            together = made(slice(0, count))
+            for i, own in enumerate(alone[:count]):
+                assert torch.equal(together[i : i + 1], own), (count, i)
+            assert torch.equal(made(slice(count - 1, count)), together[-1:])
+    want = r[:7] + (x[:7].double() @ w.double().T + b).to(dtype)
+    torch.testing.assert_close(torch.cat(alone), want, atol=2e-5 if dtype == torch.float32 else 0.2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("seqs", [9])
+def test_an_invariant_attention_has_the_same_bits_among_others(seqs: int) -> None:
+    q, blocks = random(seqs, 1, 4, 64, dtype=HALF), random(64, 2, 2, 32, 64, dtype=HALF, seed=1)
+    picked = lists([1900, 70, 0, *range(1, 40 * (seqs - 3), 40)], 1, 32, 64, 3)
+
+    def attended(at: slice) -> Tensor:
+        own = BlockList(picked.table[at], picked.tokens[at], picked.longest)
+        state = attend_kernel.attend(q[at], blocks, own, 0.125, None)
+        return merge_kernel.merge([state], HALF, DEVICE)
+
+    alone = [attended(slice(i, i + 1)) for i in range(3)]
+    with invariant(seqs):
+        rows = attended(slice(0, seqs))
+        fixed = [attended(slice(i, i + 1)) for i in range(seqs)]
+    assert all(torch.equal(rows[i : i + 1], own) for i, own in enumerate(fixed))
+    torch.testing.assert_close(torch.cat(alone), rows[:3], atol=2e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize(("tokens", "n", "k"), [(1, 50, 96), (1, 8, 2048), (3, 40, 300), (16, 33, 64)])

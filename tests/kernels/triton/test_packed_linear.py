@@ -32,10 +32,11 @@ def test_products(tokens: int, n: int, k: int, form: str, dtype: torch.dtype) ->
     assert kernel.refuses(x, weight) is None
 
 
+@pytest.mark.parametrize("tile", [(32, 4), (16, 8)])
 @pytest.mark.parametrize("form", FORMS)
-def test_unpacked(form: str) -> None:
+def test_unpacked(form: str, tile: tuple[int, int]) -> None:
     weight, numbers = random_packed(FORMS[form], 40, 192, DEVICE)
-    assert all(torch.equal(kernel.unpack(weight, dtype), numbers.float().to(dtype)) for dtype in DTYPES)
+    assert all(torch.equal(kernel.unpack(weight, dtype, tile), numbers.float().to(dtype)) for dtype in DTYPES)
 
 
 def test_others_are_unpacked_first() -> None:

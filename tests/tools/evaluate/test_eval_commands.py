@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def test_fidelity_writes_what_scripts_rely_on(folder: Path, tmp_path: Path) -> N
     assert found["cpu_ratio"] == pytest.approx(sum(layers["cpu_ratio"]) / len(layers["cpu_ratio"]))
     assert found["kl"] == pytest.approx(sum(w["kl"] for w in found["windows"]) / 3)
     assert json.loads(target.read_text())["kl"] == found["kl"]
+
+
+def test_fidelity_says_bytes_and_an_interval_and_where_the_budget_covers_all(folder: Path) -> None:
+    where = ["--model", str(folder), "--text", str(folder / "text.txt"), *WINDOWS]
+    dense = "The budget covers the whole text: this is dense attention."
+    for budget, covers in (("recent=8", False), ("recent=400", True)):
+        said = coattn("eval", "fidelity", "--method", "streaming", "--set", budget, *where).stdout
+        assert (dense in said) is covers
+        assert re.search(r"streaming \(lossy\): KL \S+ \(95%: \S+ to \S+, worst", said)
+        assert re.search(r"KV at most [\d.]+ \w+ in GPU memory, 0 B in DRAM", said)
+    assert dense not in coattn("eval", "fidelity", "--method", "cpu", *where).stdout
 
 
 def test_quick_is_two_windows_unless_told_otherwise(folder: Path) -> None:

@@ -6,12 +6,17 @@ from itertools import pairwise
 import pytest
 import torch
 
+from coattn.cache.ledger import Ledger
+from coattn.cache.states import KEPT, KEPT_SHARE
+from coattn.cache.states import ROWS as STATES
+from coattn.engine.plan.fit import longest as reach
 from coattn.engine.plan.kv import held as counted
 from coattn.hf.architectures import describe_layers
 from coattn.hf.experts import weights_read
 from coattn.hf.families import check_config
 from coattn.method.row import compose
 from coattn.method.table import METHODS as ROWS
+from coattn.tools.plan import estimate as estimating
 from coattn.tools.plan.estimate import METHODS, Machine, estimate, held, longest
 from coattn.tools.plan.known import find_card, find_config, models
 from coattn.tools.plan.shape import ModelShape, read_shape
@@ -135,3 +140,34 @@ def test_a_hybrid_inside_a_wrapper_has_kv_in_some_layers_and_states() -> None:
     assert shape.state_bytes == 48 * (2 * convolved + 4 * recurrent)
     assert shape.weight_bytes == pytest.approx(2 * 26.9e9, rel=0.01)
     assert read_shape("", config, "float32").state_bytes == pytest.approx(149.9 * 2**20, rel=0.02)
+    assert (estimating.KEPT_STATES, estimating.KEPT_SHARE, estimating.STATE_ROWS) == (KEPT, KEPT_SHARE, STATES)
+    assert estimate("full", shape, 3, 4096, MACHINE).dram == 35 * shape.state_bytes
+    small = replace(MACHINE, dram=1 << 30)
+    assert estimate("full", shape, 3, 4096, small).dram == (1 << 28) // shape.state_bytes * shape.state_bytes
+
+
+def test_a_pool_is_cut_down_to_the_room_that_there_is() -> None:
+    """The engine opens with what the plan says, and takes a sequence as long."""
+    model, tokens = shape_of("Qwen3-32B"), 131072
+    whole, dram = held("auto", model, 1, tokens)
+    assert held("auto", model, 1, tokens, whole) == (whole, dram)
+    for room in (0.95 * whole, 0.75 * whole):
+        assert 0.9 * room < held("auto", model, 1, tokens, room)[0] <= room
+    least = held("auto", model, 1, tokens, 0)[0]
+    assert 0.5 * whole < least < 0.7 * whole, "codes and books of all tokens stay"
+    layers = describe_layers(random_model("qwen3-32b", torch.device("meta"), torch.bfloat16))
+    assert reach(layers, compose(ROWS["auto"]), Ledger(least, None), 1, tokens) == tokens
+
+
+def test_shorter_chunks_and_packed_weights_are_counted() -> None:
+    name, config = find_config("Qwen3-32B")
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    plain, packed = (read_shape(name, each) for each in (config, {**config, "quantization_config": awq}))
+    assert (plain.packed, packed.packed) == (False, True)
+    machine = replace(MACHINE, card=find_card("24GiB"))
+    usual, short = (estimate("auto", packed, 1, 131072, each) for each in (machine, replace(machine, chunk=2048)))
+    assert not usual.fits_gpu
+    assert short.fits_gpu
+    assert short.workspace < usual.workspace - (1 << 30)
+    matrix = 2 * 25600 * 5120 * 2
+    assert usual.workspace == estimate("auto", plain, 1, 131072, machine).workspace + matrix

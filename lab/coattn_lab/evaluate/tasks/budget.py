@@ -268,10 +268,13 @@ def _given(row: Row) -> set[str]:
     return {word.partition("=")[0] for word in row.name.split(",")[1:]}
 
 
-def parse_budgets(text: str) -> list[float]:
-    """`6%,12.5%,1/4` -> shares of the KV."""
-    found = []
+def parse_budgets(text: str) -> list[float | None]:
+    """`6%,12.5%,1/4,own` -> shares of the KV; None: each row at its own size."""
+    found: list[float | None] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
+        if word == "own":
+            found.append(None)
+            continue
         try:
             share = parse_share(str(float(word[:-1]) / 100) if word.endswith("%") else word, "--budget")
         except (ValueError, ConfigError):

@@ -1,6 +1,7 @@
 """How far a row's predictions are from full attention's, and how long its steps take: along full attention's answers.
 
 The question is fed under the row, a token a step; then the tokens that full attention would say, whatever the row says.
+Of a text, in which nothing is asked, they are the text's own.
 So predictions stay comparable step by step, no prompt is read again, and the steps that are timed are those whose
 predictions are compared: the row's own choices on a real text.
 """
@@ -26,10 +27,17 @@ from coattn.units import ceil_div
 from coattn_lab.evaluate.tasks.reading import Held
 from coattn_lab.evaluate.tasks.summary import interval
 
+LOOK = 16
+"""What a step reads is asked every so many steps."""
+READ = ("gpu_tokens", "dram_tokens", "share")
+Look = tuple[float, float, float]
+"""What a step read of a sequence: tokens in GPU memory, tokens in DRAM, both as a share of all."""
+
 
 @dataclass(frozen=True)
 class Reference:
-    """What full attention said. answers: by prompt, its greedy tokens. logits: `[prompts, steps, vocabulary]`."""
+    """What full attention said. answers: by prompt, its greedy tokens, or the text's own. logits: `[prompts, steps,
+    vocabulary]`."""
 
     held: tuple[Held, ...]
     answers: tuple[tuple[int, ...], ...]
@@ -41,10 +49,14 @@ class Reference:
 
 
 def choose(held: Sequence[Held], steps: int, most: int, batch: int) -> tuple[Held, ...]:
-    """The first prompt of each task, then more until batches are full, if `steps` tokens after them fit in `most`."""
+    """All texts; else the first prompt of each task, then more until batches are full, if `most` has room for `steps`
+    tokens behind them."""
     rounds: dict[str, list[Held]] = {}
+    texts = tuple(each for each in held if each.ask.follows and len(_own(each, steps)) == steps)
+    if texts:
+        return texts
     for each in held:
-        if len(each.ask.ids) + steps <= most:
+        if not each.ask.follows and len(each.ask.ids) + steps <= most:
             rounds.setdefault(each.ask.prompt.task, []).append(each)
     order = [each for turn in zip_longest(*rounds.values()) for each in turn if each is not None]
     return tuple(order[: max(1, ceil_div(len(rounds), batch)) * batch])
@@ -54,9 +66,10 @@ def choose(held: Sequence[Held], steps: int, most: int, batch: int) -> tuple[Hel
 def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most: int) -> Reference:
     """Full attention's answers to some prompts, with its predictions. Cost: an engine, and the logits."""
     batch = min(batch, len(held))
+    own = [_own(each, steps) for each in held] if all(each.ask.follows for each in held) else None
     with LLM(loaded, "full", max_batch=batch, max_length=most, sizes=(batch,), reuse=False) as llm:
-        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, None, steps, [])]
-    answers = tuple(tuple(int(logits.argmax()) for logits in each) for each in found)
+        found = [[logits.clone() for logits in each] for each in _all(llm.runner, held, batch, own, steps, [], [])]
+    answers = tuple(own or (tuple(int(logits.argmax()) for logits in each) for each in found))
     return Reference(tuple(held), answers, torch.stack([torch.stack(each) for each in found]))
 
 
@@ -64,10 +77,12 @@ def refer(loaded: Loaded, held: Sequence[Held], *, steps: int, batch: int, most:
 def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
     """KL(full || row) in nats and agreement, over the answers; the interval is over prompts. Leaves the slots empty.
 
-    `timed`: the steps in which all sequences of a batch took part, but for the first, which may capture.
+    `timed`: the steps in which all sequences of a batch took part, but for the first, which may capture. `read`: the
+    tokens that such a step reads of a sequence in each tier, averaged over layers, heads and looks. `by_prompt`: KL and
+    agreement of each.
     """
-    batch, seconds = min(batch, len(reference.held)), list[float]()
-    own = _all(runner, reference.held, batch, reference.answers, reference.steps, seconds)
+    batch, seconds, looks = min(batch, len(reference.held)), list[float](), list[Look]()
+    own = _all(runner, reference.held, batch, reference.answers, reference.steps, seconds, looks)
     kls, same = [], []
     for logits, exact in zip(own, reference.logits, strict=True):
         mine = torch.stack(logits)
@@ -81,7 +96,18 @@ def compare(runner: Runner, reference: Reference, batch: int) -> dict[str, Any]:
         "prompts": len(kls),
         "steps": reference.steps,
         "timed": timed(seconds[1:], batch),
+        "read": dict(zip(READ, map(statistics.fmean, zip(*looks, strict=True)), strict=False)),
+        "by_prompt": {
+            each.ask.prompt.name: {"kl": kl, "top1": top1}
+            for each, kl, top1 in zip(reference.held, kls, same, strict=True)
+        },
     }
+
+
+def _own(held: Held, steps: int) -> tuple[int, ...]:
+    """What stands in a text after the tokens that are fed."""
+    at = held.ask.split + len(held.ask.question)
+    return held.ask.ids[at : at + steps]
 
 
 def timed(seconds: Sequence[float], batch: int) -> dict[str, Any] | None:
@@ -100,15 +126,17 @@ def _all(
     answers: Sequence[Sequence[int]] | None,
     steps: int,
     seconds: list[float],
+    looks: list[Look],
 ) -> Iterator[list[Tensor]]:
     """Of each prompt its logits `[vocabulary]` at each of the steps, prompts `batch` at a time.
 
-    seconds: takes how long each step of a whole batch was.
+    seconds: takes how long each step of a whole batch was; looks: what some of them read of a sequence in each tier.
     """
     for start in range(0, len(held), batch):
         some = held[start : start + batch]
         own = None if answers is None else answers[start : start + batch]
-        yield from _batch(runner, some, own, steps, seconds if len(some) == batch else [])
+        taken = (seconds, looks) if len(some) == batch else ([], [])
+        yield from _batch(runner, some, own, steps, *taken)
 
 
 def _batch(
@@ -117,6 +145,7 @@ def _batch(
     answers: Sequence[Sequence[int]] | None,
     steps: int,
     seconds: list[float],
+    looks: list[Look],
 ) -> list[list[Tensor]]:
     """Questions end together, so that the steps after them are of all prompts.
 
@@ -125,7 +154,7 @@ def _batch(
     """
     stored = [0] * len(held)
     found: list[list[Tensor]] = [[] for _ in held]
-    fed = [list(each.ask.ids[each.ask.split :]) for each in held]
+    fed = [list(each.ask.question) for each in held]
     try:
         for slot, each in enumerate(held):
             runner.import_kv(slot, each.fed, 0, len(each.fed.tokens))
@@ -144,6 +173,10 @@ def _batch(
                 torch.cuda.synchronize(logits.device)
             if len(now) == len(held):
                 seconds.append(time.perf_counter() - started)
+                trace = runner.trace() if len(seconds) % LOOK == LOOK // 2 else None
+                if trace is not None:
+                    gpu, dram = trace.attended_gpu / len(held), trace.attended_host / len(held)
+                    looks.append((gpu, dram, min(1.0, (gpu + dram) * len(held) / sum(stored))))
             for slot in now:
                 stored[slot] += 1
             if at < longest - 1:

@@ -23,10 +23,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a table is of. budgets: shares of the KV; none: rows as they are written. kl: steps of answers."""
+    """What a table is of. budgets: shares of the KV; None, or none: rows as they are written. kl: steps of answers."""
 
     rows: Sequence[Row]
-    budgets: Sequence[float]
+    budgets: Sequence[float | None]
     lengths: Sequence[int]
     text: Text
     kl: int

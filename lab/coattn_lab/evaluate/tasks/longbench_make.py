@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ MINI_KEYS = {"prompt", "gold"}
 
 
 def make(
-    folder: Path, tokenizer: Any, lengths: Sequence[int], samples: int, names: Sequence[str] = ()
+    folder: Path, tokenizer: Any, lengths: Sequence[int], samples: int, names: Sequence[str] = (), skip: int = 0
 ) -> tuple[list[Prompt], str]:
-    """The first `samples` questions of each dataset, and one SHA-256 of the files.
+    """The first `samples` questions of each dataset after `skip` of them, and one SHA-256 of the files.
 
     A prompt belongs to the shortest length that holds it and its answer. One that is longer than all keeps its first
     and its last half.
@@ -35,9 +36,7 @@ def make(
     for name, path in tables.items():
         data, task = read_bytes(path), _tasks()[name.removesuffix("_e")]
         hashes.update(data)
-        for i, row in enumerate(_rows(data, path)):
-            if i == samples:
-                break
+        for i, row in islice(enumerate(_rows(data, path)), skip, skip + samples):
             found.append(_prompt(i, name, row, task, tokenizer, lengths))
     return found, hashes.hexdigest()
 

@@ -13,6 +13,7 @@ from coattn.hf.architectures import describe_layers
 from coattn.hf.load import Loaded
 from coattn.hf.prefilled import Prefilled, prefill_ends
 from coattn_lab.evaluate.tasks.prompts import Prompt, encode
+from coattn_lab.evaluate.tasks.rules import TEXT
 
 MODES = ("read", "fed")
 """`read`: the question is read with the prompt, as the papers do. `fed`: it is fed under the method, a token a step."""
@@ -33,6 +34,16 @@ class Ask:
     def length(self) -> int:
         """Tokens, longest answer included."""
         return len(self.ids) + self.prompt.new_tokens
+
+    @property
+    def follows(self) -> bool:
+        """Whether rows are compared along the text itself."""
+        return self.prompt.rule == TEXT
+
+    @property
+    def question(self) -> tuple[int, ...]:
+        """What is fed before rows are compared; of a text its next two tokens."""
+        return self.ids[self.split : self.split + 2] if self.follows else self.ids[self.split :]
 
 
 @dataclass(frozen=True)

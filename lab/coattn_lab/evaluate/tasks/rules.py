@@ -62,7 +62,11 @@ LONGBENCH: dict[str, Rule] = {
     "code_similarity": best(scores.code_similarity),
 }
 FIRST_LINE = {f"{name}_line": first_line(rule) for name, rule in LONGBENCH.items()}
+TEXT = "text"
+"""The rule of prompts that are texts: nothing is asked. Rows are compared along what stands there, token after token,
+and the score is how often a row would say what full attention would."""
 RULES: dict[str, Rule] = {
+    TEXT: lambda _answer, _outputs: 0.0,
     "all": match_all_of,
     "part": match_any_of,
     "first_word": first_word,
@@ -71,8 +75,8 @@ RULES: dict[str, Rule] = {
 }
 GROWING = ("all", "part")
 """Rules under which a longer answer never scores less."""
-RAW = frozenset({*FIRST_LINE, "code_similarity"})
-"""Rules of prompts that go on with a text, few-shot and code: no chat template goes around them."""
+RAW = frozenset({*FIRST_LINE, "code_similarity", TEXT})
+"""Rules of prompts that go on with a text, few-shot and code among them: no chat template goes around them."""
 
 
 def score(rule: str, answer: str, outputs: Sequence[str]) -> float:

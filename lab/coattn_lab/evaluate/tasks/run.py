@@ -189,6 +189,14 @@ def plan(
     if not chosen:
         raise ConfigError("No prompt is left.", "Give other --lengths or --tasks.")
     asks = tuple(encode_all(chosen, loaded, chat))
+    if any(ask.follows for ask in asks):
+        short = next((ask for ask in asks if not ask.follows or len(ask.ids) - ask.split < kl + 2), None)
+        if short is not None or not kl:
+            raise ConfigError(
+                f"Rows are compared along texts over {kl} tokens (--kl), which these prompts do not all have.",
+                "Give texts alone, of `coattn-lab eval tasks make --benchmarks text`, and a --kl from 1 to 128.",
+            )
+        modes = ("fed",)
     sha256 = weights_sha256(loaded)
     return Plan(loaded, prompts, asks, tuple(dict.fromkeys(modes)), batch, chat, whole, hold, sha256, kl, stage)
 
@@ -281,7 +289,8 @@ def _rows_of_wave(
             plan.stage.check()
             plan.stage.rows += 1
         length = missing[row.name][0][0].prompt.length
-        compared = plan.kl and not _has_kl(results[row.name], length)
+        follows = any(ask.follows for ask, _ in missing[row.name])
+        compared = plan.kl and (follows or not _has_kl(results[row.name], length))
         if compared and reference is None:
             chosen = following.choose(list(held.values()), plan.kl, most, plan.batch)
             if chosen:

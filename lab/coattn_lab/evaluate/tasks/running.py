@@ -118,7 +118,9 @@ def run_row(
             found.answer_kl = compare(llm.runner, reference, batch)
             found.took("kl", begun)
             compared(found)
-        handles = [(held, mode, _submit(llm, held, mode)) for held, mode in wanted]
+            yield from _followed(wanted, found.answer_kl)
+        asked = ((held, mode) for held, mode in wanted if not held.ask.follows)
+        handles = [(held, mode, _submit(llm, held, mode)) for held, mode in asked]
         try:
             while handles:
                 _step(llm, found, batch)
@@ -141,6 +143,16 @@ def run_row(
         found.captured, found.preemptions = bool(report["captured"]), int(report["preemptions"])
     found.seconds = time.perf_counter() - started
     note(found)
+
+
+def _followed(wanted: Sequence[tuple[Held, str]], compared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Texts have no answer: the score is how often the row would go on as full attention does."""
+    for held, mode in wanted:
+        own = compared["by_prompt"].get(held.ask.prompt.name)
+        if held.ask.follows and own is not None:
+            yield {
+                **judge(held.ask.prompt, mode, "", (), None), "score": own["top1"], "tokens": compared["steps"],
+            }  # fmt: skip
 
 
 def _submit(llm: LLM, held: Held, mode: str) -> Handle:

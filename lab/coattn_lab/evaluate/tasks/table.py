@@ -14,7 +14,7 @@ from coattn_lab.evaluate.tasks.budget import CLOSE
 from coattn_lab.evaluate.tasks.summary import difference, groups, interval, mean_of_tasks, scores, tokens_to_answer
 
 FULL = "full"
-BENCHMARKS = ("ruler", "qasper", "needle", "longbench", "minilongbench")
+BENCHMARKS = ("ruler", "qasper", "needle", "longbench", "minilongbench", "text")
 READ_AS = {"read": "question read with the prompt", "fed": "question fed under the method"}
 
 
@@ -106,11 +106,13 @@ def lines(rows: Sequence[Merged]) -> list[dict[str, Any]]:
                 "dtype": row.dtype,
                 "model_sha256": row.sha256,
                 "row": row.name,
+                "asked": row.asked or row.name,
                 "budget": row.budget,
                 "budget_missed": missed(row, run.get("gpu_share")),
                 "mode": mode,
                 "length": length,
                 **{key: run.get(key) for key in RUN},
+                **_read(run),
                 **_step(run),
                 "answer_kl": run.get("answer_kl"),
                 "kl": row.kl,
@@ -137,7 +139,13 @@ def missed(row: Merged, taken: float | None) -> str | None:
     return row.why or "the run took another share than was planned"
 
 
-RUN = ("gpu_kv_bytes", "host_kv_bytes", "gpu_share", "read_share", "captured")
+RUN = ("gpu_kv_bytes", "host_kv_bytes", "gpu_share", "captured")
+
+
+def _read(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step reads: of those whose predictions were compared; else of the engine's."""
+    looked = (run.get("answer_kl") or {}).get("read") or {}
+    return {"read_share": looked.get("share", run.get("read_share")), "dram_tokens": looked.get("dram_tokens")}
 
 
 def _step(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,10 +231,12 @@ def page(found: Sequence[Mapping[str, Any]], rows: Sequence[Merged]) -> str:
 NOTE = """Scores are in percent, the mean over tasks that count the same, with 95% of what comes out when prompts are
 drawn anew; behind them the difference to `full` on the same prompts. GPU KV and DRAM KV are bytes of a sequence of that
 length, and their share of its KV, the budget behind it where a row was sized to meet one; read is the KV that a step
-reads, of all. Tokens to the answer are counted where the whole answer was found. KL is that of a row's predictions from
-full attention's, in nats, along the first tokens of full attention's answers to the first prompts of each task, the
-question fed under the row; its interval is over prompts. Milliseconds are the median of the same steps, and behind them
-their 99th percentile and how many sequences took part. Nothing is simulated: every choice is the row's own.
+reads, of all, behind it the tokens of a sequence that it reads in DRAM. `text` is how often a row would go on as full
+attention does, and its KL is along the text itself. Tokens to the answer are counted where the whole answer was
+found. KL is that of a row's predictions from full attention's, in nats, along the first tokens of full attention's
+answers to the first prompts of each task, the question fed under the row; its interval is over prompts. Milliseconds
+are the median of the same steps, and behind them their 99th percentile and how many sequences took part. Nothing is
+simulated: every choice is the row's own.
 """
 
 
@@ -259,7 +269,7 @@ def _row(line: Mapping[str, Any], there: Sequence[str]) -> list[str]:
         f"`{_named(line['row'])}`",
         _memory(line),
         "" if line["host_kv_bytes"] is None else format_bytes(line["host_kv_bytes"]),
-        "" if line["read_share"] is None else f"{line['read_share']:.1%}",
+        "" if line["read_share"] is None else f"{line['read_share']:.1%}{_in_dram(line)}",
         _milliseconds(line),
     ]
     for name in there:
@@ -286,6 +296,10 @@ def _memory(line: Mapping[str, Any]) -> str:
         return ""
     budget = "" if line["budget"] is None else f" of {100 * line['budget']:g}%"
     return f"{format_bytes(line['gpu_kv_bytes'])} ({line['gpu_share']:.1%}{budget})"
+
+
+def _in_dram(line: Mapping[str, Any]) -> str:
+    return "" if line.get("dram_tokens") is None else f" ({line['dram_tokens']:,.0f} in DRAM)"
 
 
 def _milliseconds(line: Mapping[str, Any]) -> str:

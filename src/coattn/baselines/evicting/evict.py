@@ -55,7 +55,7 @@ class Evict(Maintenance):
     _sizes: dict[int, tuple[int, int]] = field(init=False, repr=False, default_factory=dict)
     """By sequence, from its first decode step on: entries that stay by weight, and as the newest."""
     _asked: Asked | None = field(init=False, repr=False, default=None)
-    _found: dict[tuple[int, int], Tensor] = field(init=False, repr=False, default_factory=dict)
+    _prompt_weights: dict[tuple[int, int], Tensor] = field(init=False, repr=False, default_factory=dict)
     """By layer and sequence: `[kv_heads, entries]`, what the queries of the running step weigh."""
     _grown: set[int] = field(init=False, repr=False, default_factory=set)
     """Sequences that have read several tokens since the last decode step."""
@@ -107,7 +107,7 @@ class Evict(Maintenance):
                 first = length - len(q) + start
                 hidden = place > place[first : first + len(some), None]
                 weights += weights_over(some, keys, asked.scale, shape, lambda w: w.sum((0, 1)), hidden)
-            self._found[layer, slot] = self.index.gain * weights
+            self._prompt_weights[layer, slot] = self.index.gain * weights
 
     def commit(self, step: Step) -> None:
         if step.phase is Phase.DECODE:
@@ -119,14 +119,14 @@ class Evict(Maintenance):
             for layer in self.cache.spec.layers if new else ():
                 self._store(layer, slot, history, new)
             self._grown |= {slot} if new else set()
-        self._found.clear()
+        self._prompt_weights.clear()
 
     def _store(self, layer: int, slot: int, history: int, new: int) -> None:
         length, memory = self.gpu.count(slot), self.index.memory[layer]
         ids, rows = self._places(slot, length, layer)
         position = torch.arange(history, history + new, device=ids.device, dtype=torch.float32)
         memory[ids[-new:], :, 1, rows[-new:]] = position[:, None].expand(-1, memory.shape[1])
-        weights = self._found.get((layer, slot))
+        weights = self._prompt_weights.get((layer, slot))
         if weights is None:
             memory[ids[-new:], :, 0, rows[-new:]] = UNWEIGHED * position[:, None].expand(-1, memory.shape[1])
             return
@@ -200,14 +200,14 @@ class Evict(Maintenance):
     def _drop_queries(self, step: Step) -> None:
         if step.phase is not Phase.DECODE:  # a decode step may run between the layers of another one
             self._asked = None
-            self._found.clear()
+            self._prompt_weights.clear()
 
     def report(self, step: Step) -> dict[str, Any]:
         """Entries that the last decode step attended to: its own tokens and what had stayed."""
         return {"attended_gpu": float(self.cache.tables.host("gpu_lens")[: step.seqs].sum())}
 
     def release(self) -> None:
-        self._found.clear()
+        self._prompt_weights.clear()
         self._sizes.clear()
         self._grown.clear()
 

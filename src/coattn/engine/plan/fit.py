@@ -16,11 +16,14 @@ from coattn.errors import BudgetError
 from coattn.method.row import Composed
 from coattn.step.runtime import Runtime
 from coattn.types import LayerShape, StateShape
+from coattn.units import format_enough
 
 log = logging.getLogger("coattn")
 
 SLOTS = (16, 8, 4, 2, 1)
 """Sequences at a time: the first of these beside which one of full length fits. They share what each does not take."""
+MOST_GPU = 1 << 45
+"""Bytes that no GPU has."""
 DRAM_TOKENS, DRAM_SHARE = 131072, 2
 """A GPU's DRAM is taken at once, which takes time: of twice so many tokens, or twice one sequence."""
 
@@ -48,6 +51,31 @@ def longest(
     most = Admission(runtime, tokens).most()
     runtime.release()
     return most
+
+
+def say_enough(
+    error: BudgetError,
+    layers: Sequence[LayerShape],
+    composed: Composed,
+    ledger: Ledger,
+    batch: int,
+    tokens: int,
+    states: Sequence[StateShape] = (),
+) -> BudgetError:
+    """The error of an engine that cannot be opened, with the `gpu_kv` under which a sequence of so many tokens fits."""
+    staged = 2 * composed.params["block"] * max(shape.token_bytes for shape in layers)  # the least of a GPU's staging
+    unit = staged if layers[0].device.type == "cuda" else 0
+    low = high = ledger.gpu or 0
+    if not low or ledger.parts or longest(layers, composed, Ledger(MOST_GPU, ledger.host), batch, tokens) < tokens:
+        return error
+    while longest(layers, composed, Ledger(high, ledger.host), batch, tokens, states) < tokens:
+        low, high = high, 2 * high
+    while high - low > high // 64:
+        middle = (low + high) // 2
+        fits = longest(layers, composed, Ledger(middle, ledger.host), batch, tokens, states) >= tokens
+        low, high = (low, middle) if fits else (middle, high)
+    enough = f"Raise gpu_kv to {format_enough(high + unit)}, which holds {tokens:,} tokens"
+    return BudgetError(error.sentence, f"{enough}; or set max_length to less, or use a method that keeps less there.")
 
 
 def choose(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from coattn.cache.step_table import TableMemory
+from coattn.engine.runner.one_by_one import OneByOne
 from coattn.engine.runner.runner import Runner
 from coattn.engine.runner.stages import StageCapture, StageGraph, replay
 from coattn.hf.forward import Session
 from coattn.hf.fuse.fusion import Fusion
+from coattn.hf.invariant import row_invariant
 from coattn.hf.logits import head
 from coattn.kernels.streams import FIRST
 from coattn.step.running import RunningStep
@@ -44,9 +46,17 @@ class GraphRunner(Runner):
     captured anew over a new mailbox.
     """
 
-    def __init__(self, session: Session, runtime: Runtime, slots: int, sizes: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        runtime: Runtime,
+        slots: int,
+        sizes: tuple[int, ...] | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """deterministic: a sequence's bits are the same whoever else is in its step. See `check_invariant`."""
         super().__init__(session, runtime, slots)
-        self.sizes = sizes or capture_sizes(slots)
+        self.sizes, self.deterministic = sizes or capture_sizes(slots), deterministic
         self.inputs = TableMemory({"tokens": 0, "positions": 0}, self.sizes[-1], session.device)
         self._last_replay: tuple[int, int, Step, bool] | None = None
         pipeline = session.pipeline
@@ -103,7 +113,8 @@ class GraphRunner(Runner):
         capture = StageCapture(stages, self.session.pipeline, self._pools)
         stream = self._streams[0]
         running = self.runtime.begin_capture(rows, host)
-        with self.fusion.active(), torch.no_grad():
+        apart = row_invariant(self.sizes[-1]) if self.deterministic else nullcontext()
+        with self.fusion.active(), torch.no_grad(), apart:
             stream.wait_stream(torch.cuda.current_stream(self.devices[0]))
             with torch.cuda.stream(stream), capture.rehearsing():
                 self._forward(running, rows)
@@ -226,21 +237,38 @@ class GraphRunner(Runner):
         self.inputs.upload()
 
 
-def choose_runner(session: Session, runtime: Runtime, slots: int, sizes: Sequence[int] | None = None) -> Runner:
+def choose_runner(
+    session: Session,
+    runtime: Runtime,
+    slots: int,
+    sizes: Sequence[int] | None = None,
+    deterministic: bool = False,
+) -> Runner:
     """Captured steps where the method's parts and the model allow them; layer by layer elsewhere, and says why on a
-    GPU."""
+    GPU.
+
+    deterministic: the company of a sequence changes no bit of it. Raises UnsupportedError for a model of which that
+    cannot be had.
+    """
     reason = runtime.uncaptured()
     if reason is None:
-        runner = GraphRunner(session, runtime, slots, None if sizes is None else tuple(sorted({*sizes, slots})))
+        chosen = None if sizes is None else tuple(sorted({*sizes, slots}))
+        runner = GraphRunner(session, runtime, slots, chosen, deterministic)
         runner.around = runner.fusion.active
-        reason = runner.fusion.waits(runtime.states)
-        if reason is None:
-            return runner
+        try:
+            reason = runner.fusion.waits(runtime.states)
+            if reason is None:
+                if deterministic:
+                    runner.fusion.check_invariant(runner.sizes[-1])
+                return runner
+        except BaseException:
+            runner.fusion.close()
+            raise
         runner.fusion.close()
         runtime.probes.remove(runner.clock)
     if session.device.type == "cuda":
         log.warning("Decode steps run layer by layer, which is several times slower than a CUDA graph: %s.", reason)
-    plain = Runner(session, runtime, slots)
+    plain = (OneByOne if deterministic else Runner)(session, runtime, slots)
     plain.uncaptured = reason
     return plain
 

@@ -1,8 +1,9 @@
-"""Steps of one sequence at a time: what a request computes does not depend on who else runs.
+"""What a request computes does not depend on who else runs.
 
 The bits of a product of matrices, of attention and of what comes between may depend on how many rows there are, and on
-where a prompt is cut. Here a decode step is a call for each sequence, prompts are read in chunks of one size, each by
-itself, and only what was read in whole chunks is shared: so a request always makes the same calls with the same shapes.
+where a prompt is cut. Prompts are read in chunks of one size, each by itself, and only what was read in whole chunks is
+shared: so a prompt always makes the same calls with the same shapes. Captured decode steps run kernels that give a row
+the same bits in any batch (`hf/invariant.py`); those that are not captured are a call for each sequence, here.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from coattn.errors import ConfigError, UnsupportedError
 from coattn.hf.forward import Session
 from coattn.step.runtime import Runtime
 
-CHUNK_TOKENS = 512
-"""Of prompts, in a step, unless said."""
+CHUNK_TOKENS, GPU_CHUNK_TOKENS = 512, 2048
+"""Of prompts, in a step, unless said; on a GPU, where shorter ones are slower."""
 
 
 class OneByOne(Runner):
@@ -38,11 +39,6 @@ class OneByOne(Runner):
 
 def check(session: Session, runtime: Runtime, chunk: int, target_ms: float | None) -> None:
     """Raises where answers would depend on who else runs all the same."""
-    if session.device.type != "cpu":
-        raise UnsupportedError(
-            "deterministic runs on a CPU alone: kernels of a GPU split their work by the batch.",
-            "Leave it out, or choose device cpu.",
-        )
     if not runtime.composed.exact or session.states:
         what = "a model with states" if session.states else f"the method {runtime.composed.method.name!r}"
         raise UnsupportedError(

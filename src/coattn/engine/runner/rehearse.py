@@ -9,29 +9,30 @@ import torch
 from coattn.engine.runner.runner import Runner
 from coattn.errors import BudgetError
 
-TURNS, CHUNK = (1023, 2048), 2048
-"""Tokens of the text that is made up, turn by turn, and of a chunk of it: most lies in DRAM, the second turn more than
-doubles it, and multiples of 16 come and other numbers, which compiled kernels tell apart."""
+TURNS = 1023, 2048
+"""Least tokens of the text that is made up, turn by turn: most lies in DRAM, the second turn more than doubles it, and
+multiples of 16 come and other numbers, which compiled kernels tell apart."""
 WORDS = 200
 """Tokens that it is made of."""
 
 log = logging.getLogger(__name__)
 
 
-def rehearse(runner: Runner, longest: int) -> None:
-    """Reads a text in two turns, decodes a token after each, and leaves nothing behind.
+def rehearse(runner: Runner, longest: int, chunk: int) -> None:
+    """Reads a text in two turns, decodes a token after each, and leaves nothing behind but memory that PyTorch keeps.
 
-    longest: tokens that a sequence may have. Slot 0 must be free. A method that would learn from this text what it uses
+    longest: tokens that a sequence may have; chunk: of a prompt that are read at once, as the second turn is. Slot 0
+    must be free. A method that would learn from this text what it uses
     for all sequences is left as it is. So is one that has no memory for it.
     """
     runtime, stored = runner.runtime, 0
     if any(group.index.learns() for group in runtime.groups):
         return
     try:
-        for turn in TURNS:
+        for turn in (TURNS[0], max(TURNS[1], chunk)):
             until = min(stored + turn, longest - 1)
             while stored < until:
-                end = min(stored + CHUNK, until)
+                end = min(stored + chunk, until)
                 tokens = [i * i % min(WORDS, runner.session.vocabulary) for i in range(stored, end)]
                 logits = runner.extend(0, tokens, stored, end == until)
                 stored = end

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coattn.hf.experts import weights_read
-from coattn.hf.forward import Heard, Session
+from coattn.hf.forward import OnLogits, Session
 from coattn.hf.prefilled import Prefilled
 from coattn.kernels.upload import upload
 from coattn.part import MOST
@@ -25,14 +25,14 @@ from coattn.types import Phase, Step
 class Chunk(NamedTuple):
     """The next tokens of a prompt in one slot, after `history` stored ones. last: the prompt ends with them.
 
-    heard: gets the logits of all its tokens, as `Session.forward` gives them.
+    on_logits: gets the logits of all its tokens, as `Session.forward` gives them.
     """
 
     slot: int
     tokens: Sequence[int]
     history: int
     last: bool
-    heard: Heard | None = None
+    on_logits: OnLogits | None = None
 
 
 class Runner:
@@ -72,14 +72,14 @@ class Runner:
         history: int,
         want_logits: bool,
         on_layer_boundary: Callable[[], None] | None = None,
-        heard: Heard | None = None,
+        on_logits: OnLogits | None = None,
     ) -> Tensor | None:
         """Stores tokens after `history` stored ones -> float32 logits after the last, `[1, vocabulary]`, if wanted.
 
         They are wanted of the last chunk of a prompt. on_layer_boundary: called between two layers; may `decode` other
-        slots. heard: see `Chunk`.
+        slots. on_logits: see `Chunk`.
         """
-        return self.mix([Chunk(slot, tokens, history, want_logits, heard)], (), (), (), on_layer_boundary)
+        return self.mix([Chunk(slot, tokens, history, want_logits, on_logits)], (), (), (), on_layer_boundary)
 
     @torch.no_grad()
     def import_kv(self, slot: int, given: Prefilled, start: int, end: int) -> Tensor:
@@ -137,10 +137,10 @@ class Runner:
         """
         reading = step_of(chunks)
         ids, positions, rows = list(tokens), [*history], list(range(len(slots)))
-        heard: list[tuple[slice, Heard]] = []
+        on_logits: list[tuple[slice, OnLogits]] = []
         for chunk in chunks:
-            if chunk.heard is not None:
-                heard.append((slice(len(ids), len(ids) + len(chunk.tokens)), chunk.heard))
+            if chunk.on_logits is not None:
+                on_logits.append((slice(len(ids), len(ids) + len(chunk.tokens)), chunk.on_logits))
             ids += chunk.tokens
             positions += range(chunk.history, chunk.history + len(chunk.tokens))
             if chunk.last:
@@ -148,9 +148,9 @@ class Runner:
         wanted = upload(rows, self.session.device) if rows else None
         if not slots:
             hook = on_layer_boundary
-            return self._run(reading, ids, torch.tensor(positions), wanted, on_layer_boundary=hook, heard=heard)
+            return self._run(reading, ids, torch.tensor(positions), wanted, on_layer_boundary=hook, on_logits=on_logits)
         step = Step(Phase.DECODE, tuple(slots), tuple(history), (1,) * len(slots))
-        return self._run(step, ids, torch.tensor(positions), wanted, reading, heard=heard)
+        return self._run(step, ids, torch.tensor(positions), wanted, reading, on_logits=on_logits)
 
     def warm_up(self, sizes: Sequence[int] | None) -> list[dict[str, Any]]:
         """Prepares decode steps of these batch sizes, all it knows if None -> what was captured, in how long."""
@@ -181,7 +181,7 @@ class Runner:
         rows: slice | Tensor | None,
         co_step: Step | None = None,
         on_layer_boundary: Callable[[], None] | None = None,
-        heard: Sequence[tuple[slice, Heard]] = (),
+        on_logits: Sequence[tuple[slice, OnLogits]] = (),
     ) -> Tensor | None:
         device = self.session.device
         self.clock.start()
@@ -190,7 +190,7 @@ class Runner:
         try:
             with nullcontext() if decodes else self.around():
                 ids, places = upload(tokens, device), upload(positions, device)
-                logits = self.session.forward(self.runtime, running, ids, places, rows, heard)
+                logits = self.session.forward(self.runtime, running, ids, places, rows, on_logits)
             self.runtime.commit(running)
         except BaseException:
             self.runtime.abort(running)

@@ -68,7 +68,7 @@ class StopText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
-        self.found: str | None = None
+        self.matched: str | None = None
         """The one that came."""
         self.counts = True
         """Whether stop strings that begin now are looked for."""
@@ -76,8 +76,8 @@ class StopText:
 
     @property
     def stopped(self) -> bool:
-        """Whether one was found."""
-        return self.found is not None
+        """Whether one came."""
+        return self.matched is not None
 
     def push(self, piece: str) -> str:
         """The text that may be shown. After a stop string: nothing more."""
@@ -86,7 +86,7 @@ class StopText:
         if not self.stops or not self.counts:
             return piece
         text = self._held + piece
-        cut, self.found = self._find(text)
+        cut, self.matched = self._find(text)
         keep = len(text) - self._suspicious(text) if cut is None else cut
         self._held = "" if self.stopped else text[keep:]
         return text[:keep]

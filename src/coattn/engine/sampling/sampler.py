@@ -32,8 +32,10 @@ class Sampler:
     Tensors that only depend on who is in the batch are kept until somebody joins or leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool = False) -> None:
+        """apart: each row is worked on by itself, so that it cannot depend on how many there are."""
         self._batch: _Batch | None = None
+        self._apart, self._single = apart, list[_Batch]()
 
     @torch.no_grad()
     def draw(self, logits: Tensor, who: Sequence[Draws], best: Sequence[int] | None = None) -> list[Drawn]:
@@ -43,15 +45,21 @@ class Sampler:
         """
         batch = self._batch
         if batch is None or batch.who != tuple(who):
-            batch = self._batch = _Batch(logits, who)
+            batch, self._single = _Batch(logits, who), []
+            self._batch = batch
         if best is not None and batch.plain:
             return [Drawn(token, token >= 0) for token in best]
-        columns = batch.columns(logits.float())
-        return batch.read(columns.tolist())
+        if not self._apart or len(who) == 1:
+            return batch.read(batch.columns(logits.float()).tolist())
+        self._single = self._single or [_Batch(logits, [each]) for each in who]
+        # rows in memory of their own: how a sum begins may depend on where it lies
+        rows = [each.columns(logits[i : i + 1].clone().float()) for i, each in enumerate(self._single)]
+        lists = [row.tolist() for row in rows]  # after all of them are under way
+        return [drawn for each, row in zip(self._single, lists, strict=True) for drawn in each.read(row)]
 
     def forget(self) -> None:
         """Lets go of the tensors of the last batch."""
-        self._batch = None
+        self._batch, self._single = None, []
 
 
 class _Batch:

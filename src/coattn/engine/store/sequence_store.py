@@ -66,6 +66,13 @@ class SequenceStore:
         for table in self.tables:
             table.set_reclaimer(self._order.reclaim)
 
+    def describe_disk(self) -> dict[str, Any] | None:
+        """Bytes on disk and their limit, and why prompts do not share what is there; None without a folder."""
+        if self.disk is None:
+            return None
+        files = self.disk.files
+        return {"bytes": files.held, "limit_bytes": files.limit, "unshared": self.sharing.blocker}
+
     # requests
 
     def loaded(self, request: Request, wait: bool) -> bool:

@@ -37,8 +37,6 @@ def sharing_blocker(runtime: Runtime) -> str | None:
     lost = resume_blocker(runtime)
     if lost is not None:
         return lost
-    if runtime.prompts.blockwise is not None:
-        return "prompts are read in blocks of their own (prefill_block)"
     for group in runtime.groups:
         if group.index.by_sequence:
             return f"index {group.index.name!r}: each sequence codes its keys in its own way"

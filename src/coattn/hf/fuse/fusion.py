@@ -24,6 +24,8 @@ from coattn.hf.fuse.forms import act_of, is_plain_linear, norm_of, replaced, rot
 from coattn.hf.fuse.layer import LayerForm, layer_forms
 from coattn.hf.fuse.mixers import delta_step, scratch, tried
 from coattn.hf.fuse.siblings import Siblings, find_siblings
+from coattn.hf.invariant import check_modules, row_invariant
+from coattn.hf.logits import head
 from coattn.hf.mixers import MixerForm, States
 from coattn.hf.stored import first_of
 from coattn.hf.waits import waits
@@ -74,17 +76,27 @@ class Fusion:
     def _all_siblings(self) -> list[Siblings]:
         return [each for siblings in self._siblings.values() for each in siblings]
 
+    def check_invariant(self, most: int) -> None:
+        """Raises UnsupportedError where rows of a step in the fused forms might depend on each other. most: of them."""
+        check_modules(self.model)
+        with self.active(), self.session.through(), row_invariant(most):
+            head(self.model, self._step(None))
+
     def waits(self, states: StateStore | None = None) -> str | None:
         """Why a step of the model in its fused forms cannot be captured, or None. states: those of a model that has
         some; a row of padding changes."""
-        ids = torch.zeros(1, dtype=torch.int64, device=self.session.device)
         if states is not None:
             states.plan(())
         try:
             with self.active(), self.session.through():
-                return waits(lambda: self.session.hidden(_Pretend(states), _decoding(1), ids, ids))
+                return waits(lambda: self._step(states))
         except Exception:  # a model that needs more than an attention: only a capture can tell
             return None
+
+    def _step(self, states: StateStore | None) -> Tensor:
+        """A step of one token, up to the model's head."""
+        ids = torch.zeros(1, dtype=torch.int64, device=self.session.device)
+        return self.session.hidden(_Pretend(states), _decoding(1), ids, ids)
 
     def _fuse(self, module: Any) -> set[nn.Module]:
         """Finds the form of a module -> what nobody calls any more."""

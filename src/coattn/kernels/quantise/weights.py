@@ -77,6 +77,11 @@ class Packed(NamedTuple):
         named = {name: getattr(self, name) for name in TENSORS}
         return {name: x for name, x in named.items() if x is not None}
 
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        return sum(x.nbytes for x in self.tensors.values())
+
     def between(self, start: int, end: int) -> Packed:
         """These rows, a view. start: a multiple of `rows`."""
         scaled = slice(start // self.rows, -(-end // self.rows))

@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.card import shared_memory
+from coattn.kernels.invariant import seqs_for
 from coattn.kernels.quantise.tokens import TokenBlocks
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.softcap import capped
@@ -27,11 +29,14 @@ class Tile(NamedTuple):
 
 ROWS = 64
 PROGRAMS = 528
-"""Programs wanted: four for each multiprocessor of a large GPU; half as many where sequences are MANY."""
+"""Programs wanted: four for each multiprocessor of a large GPU, so that they end together; half as many where sequences
+are MANY."""
+PROGRAMS_OF_WIDE = 396
+"""The same of keys that take more than 256 bytes."""
+PIECES = 66
+"""Most pieces of a sequence's keys: half as many as multiprocessors."""
 MANY = 256
 """Pairs of a sequence and a KV head from which fewer and longer pieces are faster (docs/log/kernels.md)."""
-SHARED = 192 << 10
-"""Bytes of a multiprocessor's shared memory that tiles may take."""
 
 
 @triton.jit
@@ -114,18 +119,22 @@ def refuses(q: Tensor, blocks: Tensor | TokenBlocks) -> str | None:
     return None
 
 
-def splits_of(seqs: int, kv_heads: int, longest: int) -> int:
-    """How many pieces each sequence's keys are cut into."""
+def splits_of(seqs: int, kv_heads: int, longest: int, row_bytes: int = 256) -> int:
+    """How many pieces each sequence's keys are cut into. row_bytes: of a key, with its padding."""
     pairs = seqs * kv_heads
-    wanted = -(-(PROGRAMS if pairs < MANY else PROGRAMS // 2) // pairs)
-    return min(wanted, max(1, min(-(-longest // (2 * ROWS)), 64)))
+    programs = PROGRAMS // 2 if pairs >= MANY else PROGRAMS if row_bytes <= 256 else PROGRAMS_OF_WIDE
+    return max(1, min(programs // pairs, -(-longest // (2 * ROWS)), PIECES))
 
 
-def tile_of(pairs: int, blocks: Tensor) -> Tile:
-    """What was fastest on an H200, as far as shared memory goes."""
-    warps, stages = (2, 4) if pairs <= 16 else (4, 3) if pairs < MANY else (2, 3)
-    size = 2 * ROWS * triton.next_power_of_2(blocks.shape[-1]) * blocks.element_size()
-    return Tile(warps, min(stages, max(2, SHARED // size + 1)))
+def tile_of(pairs: int, row_bytes: int, shared: int) -> Tile:
+    """What was fastest on an H200, as far as a program's shared memory goes. row_bytes: of a key, with its padding."""
+    if row_bytes > 256:
+        tile = Tile(4, 2)
+    elif pairs >= MANY:
+        tile = Tile(2, 3)
+    else:
+        tile = Tile(4, 5) if pairs <= 2 else Tile(2, 4) if pairs <= 4 else Tile(4, 4)
+    return Tile(tile.warps, max(2, min(tile.stages, shared // (2 * ROWS * row_bytes) + 1)))
 
 
 def room_for_scores(q: Tensor, picked: BlockList) -> Tensor:
@@ -151,7 +160,9 @@ def attend(
     """
     seqs, _, q_heads, d = q.shape
     kv_heads, block = blocks.shape[1], blocks.shape[3]
-    splits, tile = splits_of(seqs, kv_heads, picked.longest), tile_of(seqs * kv_heads, blocks)
+    like, row_bytes = seqs_for(seqs), max(16, triton.next_power_of_2(d)) * blocks.element_size()
+    tile = tile_of(like * kv_heads, row_bytes, shared_memory(q.device) if q.is_cuda else 0)
+    splits = splits_of(like, kv_heads, picked.longest, row_bytes)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group = q_heads // kv_heads

@@ -244,9 +244,8 @@ def tiles_of(tokens: int, hidden: int, inner: int, top: int) -> Tiles:
     """As launched. Of one token the second is of all its experts together."""
     if tokens > 1:
         return Tiles((32, 128, 4, 4), (64, 128, 4, 4))
-    wide = min(2048, triton.next_power_of_2(hidden))
     narrow = min(triton.next_power_of_2(inner), max(64, 2048 // triton.next_power_of_2(top)))
-    return Tiles((min(16, 4096 // wide), wide, 4, 1), (4, narrow, 4, 1))
+    return Tiles((8, 512, 4, 2) if hidden >= 4096 else (8, 256, 4, 2), (2 if narrow <= 256 else 4, narrow, 4, 1))
 
 
 def experts(

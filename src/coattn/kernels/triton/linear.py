@@ -48,7 +48,8 @@ def _vector(
     tl.store(out_ptr + rows, y, mask=inside)
 
 
-@triton.jit
+# a program for one token must not be another one than that for several
+@triton.jit(do_not_specialize=["m"])
 def _few(
     x_ptr, w_ptr, b_ptr, r_ptr, out_ptr, m, n, k, x_row,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -60,7 +61,7 @@ def _few(
         tl_cuda.gdc_wait()
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     c = tl.arange(0, BK)
-    t = tl.arange(0, M)
+    t = tl.program_id(1) * M + tl.arange(0, M)
     acc = tl.zeros([M, BN], tl.float32)
     for start in range(0, k, BK):
         seen = c < k - start
@@ -91,10 +92,14 @@ def refuses(x: Tensor, weight: Tensor) -> str | None:
 def tile_of(tokens: int, n: int, k: int) -> Tile:
     """What was fastest on an H200, by shape."""
     if tokens == 1:
-        if k > 4096 and k % 4096:  # rows that 4,096 columns at a time would read past the end
-            return (4, 1024, 4, 1) if n < 16384 and k < 8192 else (8, 1024, 8, 1)
-        columns = min(4096, max(128, triton.next_power_of_2(k)))
-        return min(16, 8192 // columns), columns, 4, 1
+        if k > 8192:
+            return (8, 512, 8, 1) if n >= 5120 else (4, 1024, 8, 1)
+        if k < 4096 and k % 512 == 0 and k & (k - 1):  # in a whole step sooner than by rows, for 3,584 columns
+            return 8, 512, 4, 2
+        if k <= 2048 or (k > 4096 and k % 4096):  # rows that 4,096 columns at a time would read past the end
+            columns = min(512, max(128, triton.next_power_of_2(k)))
+            return 2048 // columns, columns, 4, 1
+        return 1, 4096, 4, 1
     if k % 4096 and n >= 5120:  # rows of 5,120 or 17,408: 184 us a layer of 14B instead of 190
         return (64, 64, 4, 3) if n >= 16384 else (64, 128, 4, 6)
     if k >= 8192:
@@ -104,10 +109,12 @@ def tile_of(tokens: int, n: int, k: int) -> Tile:
     return (64, 128, 4, 5) if n >= 6144 else (32, 256, 4, 5)
 
 
-def fitted(tile: Tile, shared: int) -> Tile:
-    """With as few stages as `shared` bytes ask for: all but the one that is computed on lie in shared memory."""
+def fitted(tile: Tile, shared: int, tokens: int = MOST_TOKENS, size: int = 2) -> Tile:
+    """With as few stages as `shared` bytes ask for: all but the one that is computed on lie in shared memory.
+
+    tokens: of a tile. size: bytes of a number."""
     bn, bk, warps, stages = tile
-    return bn, bk, warps, min(stages, shared // ((bn + MOST_TOKENS) * bk * 2) + 1)
+    return bn, bk, warps, min(stages, shared // ((bn + tokens) * bk * size) + 1)
 
 
 def linear(
@@ -139,3 +146,36 @@ def linear(
             **flags, M=MOST_TOKENS, num_warps=warps, num_stages=stages, **options(tokens),
         )  # fmt: skip
     return out
+
+
+WIDEST = 64
+"""Tokens of a tile, at most."""
+
+
+def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, most: int) -> Tensor:
+    """x `[tokens, k]`, contiguous, times weight `[n, k]`, plus residual of as many numbers as the result `[tokens, n]`.
+
+    most: tokens that a call can have, by which the tile is chosen. A token's sums are added up in the same order
+    wherever it stands and whatever stands beside it.
+    """
+    (n, k), tokens = weight.shape, len(x)
+    out = torch.empty(tokens, n, dtype=x.dtype, device=x.device)
+    room = min(WIDEST, max(MOST_TOKENS, triton.next_power_of_2(most)))
+    tile = invariant_tile(room, n, k, x.element_size())
+    bn, bk, warps, stages = fitted(tile, shared_memory(x.device), room, x.element_size()) if x.is_cuda else tile
+    b, r = weight if bias is None else bias, weight if residual is None else residual.contiguous()
+    _few[(triton.cdiv(n, bn), triton.cdiv(tokens, room))](
+        x, weight, b, r, out, tokens, n, k, k,
+        BIAS=bias is not None, RESIDUAL=residual is not None, BN=bn, BK=bk, M=room,
+        num_warps=warps, num_stages=stages, **options(tokens),
+    )  # fmt: skip
+    return out
+
+
+def invariant_tile(room: int, n: int, k: int, size: int) -> Tile:
+    """The tile for room tokens, whatever their number is."""
+    if size > 2:
+        return 32, 64, 4, 2
+    if room == MOST_TOKENS:
+        return tile_of(room, n, k)
+    return (32 if n < 8192 else 64), 128, 4, 4

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.invariant import most_rows
 from coattn.kernels.triton.launch import MOST_TOKENS, options
 
 LATE, WHOLE, SHIFTED = range(3)
@@ -195,7 +196,7 @@ def prepare_heads(
     k = torch.empty(1, tokens, kv_heads, d, dtype=x.dtype, device=x.device)
     q_weight, k_weight, eps, kind = (x, x, 0.0, -1) if norms is None else norms
     # of a few tokens, every head by itself: that is how they are done soonest
-    heads = 1 if tokens <= MOST_TOKENS else math.gcd(q_heads, kv_heads, 8)
+    heads = 1 if tokens <= MOST_TOKENS or most_rows() is not None else math.gcd(q_heads, kv_heads, 8)
     _prepare_heads[(tokens, (q_heads + kv_heads) // heads)](
         x, q_weight, k_weight, cos, sin, q, k, eps, q_heads, kv_heads, x.stride(1), q_step or d, cos.stride(1),
         KIND=kind, HEADS=heads, D=d, D_PAD=triton.next_power_of_2(d), TURNED=cos.shape[-1], PAIRS=pairs,

@@ -308,13 +308,13 @@ def packed_linear(
     return out
 
 
-def unpack(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """The matrix as numbers, `[n, k]`."""
+def unpack(weight: Packed, dtype: torch.dtype, tile: tuple[int, int] = (32, 4)) -> Tensor:
+    """The matrix as numbers, `[n, k]`. tile: rows of a program, and its warps."""
     n, k = weight.out_features, weight.in_features
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
-    layout = layout_of(weight)
-    _unpack[(triton.cdiv(k, layout["SPAN"]), triton.cdiv(n, 32))](
-        *tensors_of(weight, torch.float32), out, n, k, **layout, BN=32, num_warps=4
+    layout, (bn, warps) = layout_of(weight), tile
+    _unpack[(triton.cdiv(k, layout["SPAN"]), triton.cdiv(n, bn))](
+        *tensors_of(weight, torch.float32), out, n, k, **layout, BN=bn, num_warps=warps
     )
     return out
 

@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from coattn.kernels.invariant import seqs_for
 from coattn.kernels.quantise.tokens import BITS, TokenBlocks, power
-from coattn.kernels.triton.attend import ROWS, splits_of, tile_of
+from coattn.kernels.triton.attend import ROWS, splits_of
 from coattn.kernels.triton.launch import options
 from coattn.kernels.triton.softcap import capped
 from coattn.state import Split
@@ -256,6 +257,11 @@ def write_rows(blocks: TokenBlocks, ids: Tensor, places: Tensor, k: Tensor, v: T
     )  # fmt: skip
 
 
+def stages_of(pairs: int) -> int:
+    """The compiler's stages for so many pairs of a sequence and a KV head."""
+    return 4 if pairs <= 16 else 3
+
+
 def attend(
     q: Tensor, blocks: TokenBlocks, picked: BlockList, scale: float, softcap: float | None, stamp: Tensor | None = None
 ) -> Split:
@@ -263,7 +269,8 @@ def attend(
     seqs, _, q_heads, d = q.shape
     memory = blocks.memory
     kv_heads = memory.shape[1]
-    splits = splits_of(seqs, kv_heads, picked.longest)
+    like = seqs_for(seqs)
+    splits = splits_of(like, kv_heads, picked.longest)
     out = torch.empty(seqs, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lse = torch.empty(seqs, splits, q_heads, dtype=torch.float32, device=q.device)
     group, lists, exact = q_heads // kv_heads, picked.table.shape[1], q.dtype == torch.float32
@@ -276,7 +283,7 @@ def attend(
         splits, q_heads,
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), ROWS=ROWS, **_constants(blocks),
         CAP=softcap is not None, PRECISION="ieee" if exact else "tf32", EXACT=exact, STAMP=stamp is not None,
-        num_warps=WARPS, num_stages=tile_of(seqs * kv_heads, q).stages, **options(seqs),
+        num_warps=WARPS, num_stages=stages_of(like * kv_heads), **options(seqs),
     )  # fmt: skip
     return Split(out, lse)
 

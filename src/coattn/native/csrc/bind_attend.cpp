@@ -39,6 +39,7 @@ void bind_attend(nb::module_& m) {
   field(c, "lse", &AttendJob::lse);
   field(c, "weights", &AttendJob::weights);
   field(c, "max_tokens", &AttendJob::max_tokens);
+  field(c, "piece", &AttendJob::piece);
   runnable<AttendJob>(m, "attend", "submit_attend", &attend);
   m.def("attend_kernel_name", [](int elem, int q_elem, int group, int head_size) {
     return std::string(

@@ -11,6 +11,7 @@ from coattn.cache.host_memory import host_memory
 from coattn.cache.step_table import StepTable
 from coattn.errors import UnsupportedError
 from coattn.kernels.cuda.top_p import send
+from coattn.kernels.invariant import most_rows
 from coattn.kernels.native import attend as attending
 from coattn.kernels.native import weighted_sum as summing
 from coattn.kernels.quantise.blocks import PackedBlocks
@@ -98,6 +99,7 @@ class AttendMailbox(Mailbox):
             softcap=shape.softcap or 0.0,
             into=(slot.out, slot.lse),
             owners=None if listed.owners is None else self.table.host("seq"),
+            apart=most_rows() is not None,
         )
         self._add(call.layer, plan, slot.post, slot.reply)
         self.slots[call.layer] = slot

@@ -22,7 +22,7 @@ from coattn.parts.index.codes.index import Codes
 from coattn.parts.select.base import Select
 from coattn.types import BlockList, RowWork, Selection, Term
 
-RESTS = ("mean", "none")
+RESTS = ("mean", "none", "zero")
 
 
 @dataclass
@@ -40,7 +40,8 @@ class PqTopP(Select):
     help_text = {
         "tau": "share of the softmax mass that is attended, per query head; 1: everything",
         "cap": "most entries in DRAM that a query head attends to; unset: no limit",
-        "tail": "what is left out counts as if it had the mean value (mean), or not at all (none)",
+        "tail": "what is left out counts as if it had the mean value (mean), not at all (none), or keeps its weight "
+        "without a value, as in the paper's equation 5 (zero)",
         "union": "a query head also attends to what the other heads of its KV head keep, which is read anyway",
     }
 
@@ -105,7 +106,9 @@ class PqTopP(Select):
         kept = top_p(scores, gpu_lse.logsumexp(1).view(scores.shape[:-1]), self.tau, self.cap)
         if self.union:
             kept = kept.any(2, keepdim=True).expand_as(kept) & (scores > -torch.inf)
-        return weigh(scores, kept, host), scores.masked_fill(kept, -torch.inf).logsumexp(-1).flatten(1)
+        return weigh(scores, kept, host, self.tail == "zero"), scores.masked_fill(kept, -torch.inf).logsumexp(
+            -1
+        ).flatten(1)
 
     def _pick_there(
         self, call: AttentionCall, table: StepTable, host: BlockList, gpu_lse: Tensor
@@ -114,20 +117,21 @@ class PqTopP(Select):
         assert self._work is not None
         _, _, top = self._work.of(len(call.q) * call.shape.q_heads)
         scores = self.index.scores(call.layer, call.q[:, 0], table, call.scale, top)
-        kind = TAILS.index("mean" if self._has_tail() else "renormalise")
+        kind = TAILS.index("mean" if self._has_tail() else "zero" if self.tail == "zero" else "renormalise")
         lens, most = table.column("host_lens"), scores.shape[-1]
         kept = on_gpu(scores, lens, gpu_lse, self.tau, self.cap, kind, most, self._work, self.union)
         ids = host.table if host.on_host is None else host.on_host.table
         return RowWork(ids, kept.index, kept.count, kept.weights, kept.lse), kept.others
 
 
-def weigh(scores: Tensor, kept: Tensor, host: BlockList) -> RowWork:
+def weigh(scores: Tensor, kept: Tensor, host: BlockList, of_all: bool = False) -> RowWork:
     """scores and which to keep, `[seqs, kv_heads, group, n]` -> the entries that any query head of a group keeps.
 
-    On the host, where the values are. Waits for the device.
+    of_all: weights are of all scores, not of those that are kept. On the host, where the values are. Waits for the
+    device.
     """
     chosen = scores.masked_fill(~kept, -torch.inf)
-    lse = chosen.logsumexp(-1)
+    lse = (scores if of_all else chosen).logsumexp(-1)
     weights = (chosen - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
     union = kept.any(2)
     count = union.sum(-1, dtype=torch.int32)

@@ -1,5 +1,6 @@
 """How close the predictions under a method stay to those under full attention."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coattn.tools.evaluate.forced import Forced
+from coattn.tools.evaluate.perplexity import NORMAL_95
 
 TOP = 5
 MEASURES = ("cosine", "mass", "share_attended", "cpu_ratio")
@@ -40,6 +42,15 @@ def compare(method: Forced, full: Forced) -> dict[str, Any]:
     }
 
 
+def interval(values: Tensor) -> list[float] | None:
+    """95% interval of the mean of what is never negative: the mean is taken for normal, steps for independent; None
+    below two."""
+    if len(values) < 2:
+        return None
+    middle, wide = values.mean().item(), NORMAL_95 * values.std().item() / math.sqrt(len(values))
+    return [max(0.0, middle - wide), middle + wide]
+
+
 def window(start: int, method: Forced, full: Forced, measures: Tensor) -> dict[str, Any]:
     """One window in numbers: predictions, attention (measures `[steps, layers, MEASURES]`), and the KL of each step."""
     layers = measures.mean(0)
@@ -56,8 +67,10 @@ def summarise(windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over windows of equal length, the worst KL, all steps together."""
     names = ("kl", "top1", "top5", *MEASURES)
     layers = {name: torch.tensor([w["layers"][name] for w in windows], dtype=torch.float64) for name in MEASURES}
+    kl = torch.tensor([step for w in windows for step in w["kl_steps"]], dtype=torch.float64)
     return {
         **{name: sum(w[name] for w in windows) / len(windows) for name in names},
+        "kl_95": interval(kl),
         "kl_max": max(w["kl_max"] for w in windows),
         "steps": sum(w["steps"] for w in windows),
         "layers": {name: values.mean(0).tolist() for name, values in layers.items()},

@@ -5,6 +5,7 @@ times what steps on an H200 took more, and products over rates: a forecast, held
 docs/plan.md.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,12 +18,14 @@ from coattn.units import ceil_div
 BLOCK = 32
 STATE_ROWS = 2
 """Of a sequence, in layers with a state."""
+KEPT_STATES, KEPT_SHARE = 32, 0.25
+"""States in DRAM besides one for each sequence, as `cache/states.py` keeps them; most of DRAM that they take."""
 CHUNK = 8192
 """Tokens of a prompt that a GPU reads at once."""
 WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattention": 4 * BLOCK, "auto": 5 * BLOCK}
 SCOUT_BUDGET = 2048
-POOL_TOKENS, POOL_SHARE = 16384, 0.5
-"""Of `auto`: most tokens of a pool; its share of a sequence where there is room."""
+POOL_TOKENS, POOL_SHARE, POOL_MARGIN = 16384, 0.5, 0.9
+"""Of `auto`: most tokens of a pool; its share of a sequence where there is room; its share of what room is left."""
 FRESH, AXES = 1024, 32
 CENTROIDS = 8192
 
@@ -55,6 +58,7 @@ class Machine:
     dram: int | None
     dram_rate: float
     weights_on_gpu: float = 1.0
+    chunk: int = CHUNK
 
 
 class Estimate(NamedTuple):
@@ -110,11 +114,15 @@ def estimate(
     layers = round(max(0.0, model.weight_bytes - table * tables))  # without embedding and head
     weights = model.weight_bytes - layers + round(machine.weights_on_gpu * layers)
     moved = model.weight_bytes - weights
-    kv, dram = counted or held(method, model, batch, tokens)
-    kv += STATE_ROWS * batch * model.state_bytes
     widths = 3 * model.largest + 4 * model.hidden + 2 * (model.q_heads + 2 * model.kv_heads) * model.head_dim
-    activations = min(tokens, CHUNK) * model.item_bytes * widths  # while a chunk of a prompt goes through a layer
+    activations = min(tokens, machine.chunk) * model.item_bytes * widths  # while a chunk of a prompt is in a layer
     workspace = RESERVED * machine.card.count + activations
+    if model.packed:  # numbers of one matrix: gate and up together
+        workspace += 2 * model.largest * model.hidden * model.item_bytes
+    states = STATE_ROWS * batch * model.state_bytes
+    kv, dram = counted or held(method, model, batch, tokens, machine.card.memory - weights - workspace - states)
+    kv += states
+    dram += kept_states(model, batch, machine)
     return Estimate(
         method,
         weights,
@@ -127,6 +135,14 @@ def estimate(
         weights + kv + workspace <= machine.card.memory,
         machine.dram is None or dram + moved <= machine.dram,
     )
+
+
+def kept_states(model: ModelShape, batch: int, machine: Machine) -> int:
+    """DRAM for states of sequences that do not run: of those that go on later, and of stored beginnings of prompts."""
+    if not model.state_bytes:
+        return 0
+    room = math.inf if machine.dram is None else KEPT_SHARE * machine.dram // model.state_bytes
+    return int(min(batch + KEPT_STATES, room)) * model.state_bytes
 
 
 def count(
@@ -150,8 +166,10 @@ def count(
     dtype = {4: torch.float32, 2: torch.bfloat16}[model.item_bytes]
     nowhere = torch.device("meta")
     layers = [LayerShape(model.q_heads, model.kv_heads, model.head_dim, dtype, nowhere, w) for w in model.windows]
-    found = kv.held(layers, composed, batch, tokens)
-    tiers = found["gpu"], found["host"]
+    found, parts = kv.held(layers, composed, batch, tokens), composed.build()
+    # executors that fetch count their staging; for the others a prompt's is made on a GPU alone
+    staged = 0 if parts.config.host is None or "pull" in parts.executor.provides else staging(model, tokens)
+    tiers = found["gpu"] + staged, found["host"]
     return estimate(composed.method.name, model, batch, tokens, machine, tiers, composed.exact)
 
 
@@ -166,16 +184,27 @@ def longest(method: str, model: ModelShape, batch: int, machine: Machine, most: 
     return low
 
 
-def held(method: str, model: ModelShape, batch: int, tokens: int) -> tuple[int, int]:
-    """Bytes of KV memory in the GPU tier, staging of prompts included, and in DRAM."""
+def held(method: str, model: ModelShape, batch: int, tokens: int, room: float = math.inf) -> tuple[int, int]:
+    """Bytes of KV memory in the GPU tier, staging of prompts included, and in DRAM.
+
+    room: what there is of GPU memory, to which a pool is cut down.
+    """
     blocks = ceil_div(max(1, tokens), BLOCK)
     stored, row = blocks * BLOCK, model.token_bytes
     windows = batch * row * sum(min(stored, window) for window in model.windows if window is not None)
     if method in GPU_DTYPES:
         return windows + batch * model.full_layers * stored * row_bytes(method, model), 0
-    own, dram = _PARTS[method](model, batch, stored)
-    staging = 2 * stored * row  # two halves, each of one layer of one sequence
-    return windows + model.full_layers * own + (staging if model.full_layers else 0), model.full_layers * dram
+    staged = staging(model, tokens)
+    if method == "auto":
+        own, dram = _auto(model, batch, stored, (room - windows - staged) / max(1, model.full_layers))
+    else:
+        own, dram = _PARTS[method](model, batch, stored)
+    return windows + model.full_layers * own + staged, model.full_layers * dram
+
+
+def staging(model: ModelShape, tokens: int) -> int:
+    """GPU memory through which a prompt's tokens come back from DRAM: two halves, each of one layer of one sequence."""
+    return 2 * ceil_div(max(1, tokens), BLOCK) * BLOCK * model.token_bytes if model.full_layers else 0
 
 
 def row_bytes(method: str, model: ModelShape) -> int:
@@ -217,16 +246,22 @@ def pool_tokens(stored: int) -> int:
     return min(POOL_TOKENS, int(POOL_SHARE * stored))
 
 
-def _auto(model: ModelShape, batch: int, stored: int) -> tuple[int, int]:
+def _auto(model: ModelShape, batch: int, stored: int, room: float) -> tuple[int, int]:
+    """room: for one layer."""
     heads, d = model.kv_heads, model.head_dim
-    planes, places, slots = 2 * d, pool_tokens(stored), batch + 1
+    planes, slots = 2 * d, batch + 1
     sketches = batch * stored * heads * planes // 8
     tables = heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d + 4 * AXES)
     sums = 4 * slots * heads * (AXES * (d + 2) + 2 * d + 1)
-    books = slots * heads * (4 * stored + 8 * places + 8 * FRESH + 16) + 264 * slots * model.q_heads
-    rows = batch * places * heads * (2 * d + 6) + slots * heads * (8 * d + 8)
+    books = slots * heads * (4 * stored + 8 * FRESH + 16) + 264 * slots * model.q_heads
+    rows = slots * heads * (8 * d + 8)
     window = batch * WINDOW_TOKENS["auto"] * model.token_bytes
-    return sketches + tables + sums + books + rows + window, batch * stored * model.token_bytes
+    fixed = sketches + tables + sums + books + rows + window
+    place = batch * heads * (2 * d + 6) + 8 * slots * heads
+    places = pool_tokens(stored)
+    if fixed + places * place > room:
+        places = min(places, max(BLOCK, int(POOL_MARGIN * (room - fixed) / place)))
+    return fixed + places * place, batch * stored * model.token_bytes
 
 
 _PARTS: dict[str, Callable[[ModelShape, int, int], tuple[int, int]]] = {
@@ -235,7 +270,6 @@ _PARTS: dict[str, Callable[[ModelShape, int, int], tuple[int, int]]] = {
     "hgca": _hgca,
     "scout": _scout,
     "hcattention": _hcattention,
-    "auto": _auto,
 }
 
 
@@ -275,7 +309,7 @@ def prompt_seconds(method: str, model: ModelShape, tokens: int, machine: Machine
     """Until the first token of one prompt of so many tokens."""
     seen = sum(tokens * tokens / 2 if window is None else tokens * min(window, tokens) for window in model.windows)
     products = 2 * model.active_params * tokens + 4 * seen * model.q_heads * model.head_dim
-    chunks = ceil_div(tokens, CHUNK)
+    chunks = ceil_div(tokens, machine.chunk)
     seconds = PROMPT_FACTOR.get(method.partition(",")[0], 1.05) * products / (PRODUCTS * machine.card.flops)
     over = 0.0
     if method not in GPU_DTYPES:  # what lies in DRAM comes back for every later chunk

@@ -56,6 +56,12 @@ def cards() -> list[str]:
     return sorted(_data("cards.json"))
 
 
+def cards_by_memory() -> list[tuple[str, Card]]:
+    """Those that coattn runs on, with their names, the smallest first."""
+    names = [name for name, card in _data("cards.json").items() if card["capability"] >= LEAST_CAPABILITY]
+    return sorted(((name, find_card(name)) for name in names), key=lambda named: named[1].memory)
+
+
 def find_card(text: str) -> Card:
     """`rtx4090`, `24GB` or `2xrtx3090`. Raises ConfigError for an unknown name, UnsupportedError for an old card."""
     count, rest = 1, text.strip()

@@ -45,6 +45,8 @@ class ModelShape(NamedTuple):
     state_bytes: int = 0
     """Of a sequence, in layers with a state instead of a KV cache, or beside it."""
     layers_without_kv: int = 0
+    packed: bool = False
+    """Whether weights stay in 4 to 8 bits."""
 
     def read_bytes(self, batch: int) -> int:
         """Weights that a decode step of so many sequences reads, if each chooses its experts by itself."""
@@ -132,6 +134,7 @@ def read_shape(name: str, config: Mapping[str, Any], dtype: str = "bfloat16") ->
         share,
         states,
         layers - len(windows),
+        bool(quantised),
     )
 
 

@@ -211,7 +211,7 @@ void attend(const AttendJob& job, WorkerPool& pool) {
       }
     }
   }
-  plan.build(items, pool.size(), 4, [&](int64_t item) { return work.source.tiles(item); });
+  plan.build(items, pool.size(), 4, [&](int64_t item) { return work.source.tiles(item); }, job.piece);
   work.ahead = work.source.ahead(plan.first_chunk());
   partials.resize(static_cast<size_t>(plan.slots() * work.partial_size()));
   const std::vector<float> nothing(static_cast<size_t>(job.head_size));

@@ -33,6 +33,7 @@ struct AttendJob {
   float* lse;      // [seqs, q_tokens, q_heads]
   float* weights;  // [seqs, q_tokens, q_heads, max_tokens], zero past the list's end, or null
   int64_t max_tokens;
+  int64_t piece;    // tiles after which a list is cut, whatever the others are; 0: by lengths and workers
   bool skip_empty;  // leave out as it is where a list is empty; lse is -inf
 };
 

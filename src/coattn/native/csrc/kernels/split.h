@@ -26,14 +26,19 @@ class SplitPlan {
     bool first, last;
   };
 
-  // tiles(item) for items 0..items-1. Keeps its memory between calls.
+  // tiles(item) for items 0..items-1. Keeps its memory between calls. fixed: an item is cut after every so
+  // many tiles, whatever the others and the workers are; 0: as above.
   template <class Tiles>
-  void build(int64_t items, int workers, int64_t min_tiles, Tiles&& tiles) {
+  void build(int64_t items, int workers, int64_t min_tiles, Tiles&& tiles, int64_t fixed = 0) {
     first_.resize(static_cast<size_t>(items) + 1);
     first_[0] = 0;
     for (int64_t i = 0; i < items; ++i) first_[i + 1] = first_[i] + tiles(i);
     const int64_t total = first_[items];
     cut_.assign(1, 0);
+    for (int64_t i = 0; fixed && i < items; ++i) {
+      for (int64_t at = first_[i]; at < first_[i + 1];)
+        cut_.push_back(at = std::min(at + fixed, first_[i + 1]));
+    }
     while (cut_.back() < total) {
       const int64_t left = total - cut_.back(), size = share(left, workers, min_tiles);
       const int64_t cut = left - size < min_tiles ? total : snap(cut_.back() + size, size);
