@@ -65,8 +65,8 @@ clients() { # OpenAI's Python client in two major versions, Anthropic's, LangCha
   fi
   stop
   folder="$OUT/others"
-  "$PYTHON" -m venv --system-site-packages "$folder"
-  "$PYTHON" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$("$folder/bin/python" -c 'import site; print(site.getsitepackages()[0])')/base.pth"
+  "$PYTHON" -m venv "$folder"
+  "$PYTHON" -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' >"$(echo "$folder"/lib/python*/site-packages)/base.pth"
   "$folder/bin/python" -m pip install --quiet anthropic langchain-openai langchain-anthropic litellm mcp
   "$folder/bin/python" -m pytest -q tests/serve/test_other_clients.py
 }

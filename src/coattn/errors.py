@@ -46,7 +46,12 @@ class MethodError(CoattnError):
 
 
 class BudgetError(CoattnError):
-    """A memory budget that cannot hold what was asked of it; the sentence names the minimum."""
+    """A memory budget that cannot hold what was asked of it; the sentence names the minimum. least: bytes that would be
+    enough, where they are known."""
+
+    def __init__(self, sentence: str, hint: str = "", least: int | None = None) -> None:
+        super().__init__(sentence, hint)
+        self.least = least
 
 
 class ModelError(CoattnError):

@@ -253,7 +253,8 @@ def test_the_minimum_it_names_is_enough_and_one_byte_less_is_not(method: str, pa
     tokens = max(map(sum, zip(*TURNS[:5], strict=True)))
     with pytest.raises(BudgetError, match="needs at least") as caught:
         World(method, torch.device("cpu"), params, gpu=1, tokens=tokens)
-    least = int(caught.value.hint.split("(")[1].split(" ")[0])
+    least = caught.value.least
+    assert least is not None
     with pytest.raises(BudgetError):
         World(method, torch.device("cpu"), params, gpu=least - 1, tokens=tokens)
     World(method, torch.device("cpu"), params, gpu=least, tokens=tokens).run(TURNS[:5])
@@ -265,7 +266,8 @@ def test_any_budget_above_the_minimum_opens(method: str) -> None:
     given = [LayerShape(4, 2, 16, torch.float32, torch.device("cpu"))] * 2, compose(METHODS[method])
     with pytest.raises(BudgetError) as caught:
         Runtime(*given, Ledger(1), 2, 4096, fixed=True)
-    least = int(caught.value.hint.split("(")[1].split(" ")[0])
+    least = caught.value.least
+    assert least is not None
     for more in range(0, 200_000, 11_111):
         Runtime(*given, Ledger(least + more), 2, 4096, fixed=True).release()
 

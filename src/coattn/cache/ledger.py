@@ -130,6 +130,7 @@ class Ledger:
             f"{what} needs at least {needed} of KV memory {PLACE[tier]}{on}, but {option} is {allowed}.",
             f"Raise {option} to {format_enough(need)} or more, shorten the context, "
             + ("or use a method that keeps less there." if tier == "gpu" else "or free memory."),
+            need,
         )
 
     def take(self, tier: Tier, count: int, what: str) -> None:

@@ -154,7 +154,8 @@ def test_the_bytes_of_the_digests_are_counted() -> None:
     assert world.ledger.held["gpu"] == 2 * 20 * 5 * 2 * 2 * 16 * 4
     with pytest.raises(BudgetError, match="needs at least") as caught:
         World("quest", 100, 80, budget=24, **QUEST)
-    least = int(caught.value.hint.split("(")[1].split(" ")[0])
+    least = caught.value.least
+    assert least is not None
     assert least == world.ledger.held["gpu"]
     tight = World("quest", least, 80, budget=24, **QUEST)
     tight.step()
