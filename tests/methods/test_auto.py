@@ -1,5 +1,6 @@
-"""auto: every entry whose estimated weight reaches the floor is attended exactly, the mean stands in for the others."""
+"""auto: every entry whose estimated weight reaches the floor is attended exactly, a value stands in for the others."""
 
+import math
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -19,6 +20,7 @@ from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import pack_blocks, unpack_blocks
 from coattn.kernels.quantise.layer_file import TextOrigin
 from coattn.kernels.quantise.sketch import SPREADS, Spread, fit, spread_of, unpack
+from coattn.kernels.rest import Rest, rest_value, sum_rest
 from coattn.method.row import compose
 from coattn.method.table import METHODS
 from coattn.step.runtime import Runtime
@@ -124,7 +126,7 @@ class World:
         """What the last decode step should have given, and entries of DRAM attended over KV heads."""
         cache, index = self.runtime.groups[0].cache, self.sketch
         edge = cache.gpu.first(self.lengths[slot]) * BLOCK
-        given, values = self.kv[slot][layer], self.kv[slot][layer][1]
+        given = self.kv[slot][layer]
         # the first block and the newest ones are attended as they were given
         whole_k, whole_v = (
             torch.cat([x[: self.sinks], y[self.sinks : edge], x[edge:]])
@@ -168,12 +170,18 @@ class World:
             )
             left = scores[:, :edge].masked_fill(wanted, -torch.inf).logsumexp(-1, keepdim=True)
             both = torch.cat([exact, left], 1).softmax(-1)
-            # the newest block that is full counts in the mean from the next step on
+            # the newest block that is full counts from the next step on
             seen = full - BLOCK if self.lengths[slot] % BLOCK == 0 else full
-            # a prompt's values are counted as DRAM has them
+            # a prompt's keys and values are counted as DRAM has them, but for the first block
             first = index.filled[slot][1] * BLOCK
-            counted = torch.cat([self.stored(slot, layer)[1][:first], values[first:seen]])
-            outs.append(both @ torch.cat([v[:, head], counted[:, head].mean(0, keepdim=True)]))
+            parts = zip(self.stored(slot, layer), given, strict=True)
+            sums = sum_rest(*(torch.cat([x[self.sinks : first], y[first:seen]]) for x, y in parts), table)[None]
+            every, others = self.q[layer][slot, None], torch.empty(1, HEADS, DIM)
+            bound = torch.zeros(1, HEADS)
+            bound[0, head * GROUP : (head + 1) * GROUP] = total + math.log(floor)
+            rest_value(every, Rest(sums, table), bound, torch.zeros(1), torch.zeros(1).int(), SCALE, None, others)
+            out = both[:, :-1] @ v[:, head] + both[:, -1:] * others[0, head * GROUP : (head + 1) * GROUP]
+            outs.append(out)
         return torch.cat(outs), attended
 
 

@@ -136,7 +136,8 @@ def run(subject: Subject, results: Any, wanted: dict[str, Row], files: Files | N
 def show(result: dict[str, Any], subject: Subject) -> None:
     """The table for people."""
     table = Table(title=subject.where())
-    for name in ("row", "perplexity", "ratio", "95%", "KL", "95%", "top-1", "attended", "of it in DRAM", "KV on GPU"):
+    kept = "attended", "of it in DRAM", "KV on GPU", "ms", "error", "fetched"
+    for name in ("row", "perplexity", "ratio", "95%", "KL", "95%", "top-1", *kept):
         own = name == "row"  # rows may differ in their last digit alone
         table.add_column(name, justify="left" if own else "right", overflow="fold" if own else "ellipsis")
     for row in result["rows"]:
@@ -153,6 +154,9 @@ def show(result: dict[str, Any], subject: Subject) -> None:
             f"{gpu + host:,.0f}",
             f"{host:,.0f}",
             f"{row['gpu_share']:.2%}" if "gpu_share" in row else "",
+            f"{row['step_ms']:.1f}" if "step_ms" in row else "",
+            f"{error:.2g}" if (error := row.get("audit", {}).get("error")) is not None else "",
+            f"{row['row_entries']:.0f}, {row.get('later_entries', 0.0):.0f}" if "row_entries" in row else "",
         )
     out.print(table)
     full = result["rows"][0]["perplexity_full"] if result["rows"] else float("nan")

@@ -58,7 +58,8 @@ def full() -> Composed:
 
 
 def compare(own: Forced, reference: Forced) -> dict[str, Any]:
-    """Perplexity over the decode steps and its ratio to full attention's, KL, agreement, entries attended, bytes.
+    """Perplexity over the decode steps and its ratio to full attention's, KL, agreement, a step's time, entries
+    attended, bytes.
 
     Intervals are of 95%, from the spread of single tokens, which are taken for independent of each other.
     """
@@ -75,5 +76,7 @@ def compare(own: Forced, reference: Forced) -> dict[str, Any]:
         "kl": kl.mean().item(),
         "kl_95": fidelity.interval(kl),
         "top1": top1.item(),
+        "step_ms": own.step_ms,
+        "step_ms_full": reference.step_ms,
         **own.report,
     }

@@ -13,6 +13,7 @@ from coattn.kernels.attend import attend
 from coattn.kernels.attend_pool import attend_near
 from coattn.kernels.attend_scored import attend_scored
 from coattn.kernels.quantise.sketch import Scores
+from coattn.kernels.rest import Rest
 from coattn.kernels.scored_entries import Lanes, ScoredEntries
 from coattn.kernels.sink_logits import with_sink_piece
 from coattn.kernels.sketch import bound_scores
@@ -34,8 +35,7 @@ class _Near(NamedTuple):
     layer: int
     scores: Scores
     near: Tensor
-    mean: Tensor
-    """`[rows, q_heads, d]`"""
+    rest: Rest
 
 
 @dataclass
@@ -49,12 +49,11 @@ class FetchScored(Pull):
     | stream | kernels |
     |---|---|
     | scan | attention over the window |
-    | means | mean values |
     | step | what sketch planes are worth to the query |
     | step, pools | scores of all tokens; beside them attention over the pool's hot rows (with many sequences this is \
 launched first) |
-    | step | waits for scan and means; the bound; the choice |
-    | fetch, books | fetching and attending; the pool's books |
+    | step | waits for scan; the bound; the choice |
+    | fetch, books | fetching and attending; what stands in for the others, and the pool's books |
     | step | looking up cold tokens; waits for fetch, books and pools |
 
     Pools in the model's own numbers are attended with the window, on the step's stream, beside the scores on `scan`;
@@ -67,7 +66,6 @@ launched first) |
     overlaps = True
 
     _scan: SideStream = field(init=False, repr=False, default_factory=SideStream)
-    _means: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _pools: SideStream = field(init=False, repr=False, default_factory=SideStream)
     _lanes: Lanes = field(init=False, repr=False, default_factory=lambda: (SideStream(FIRST), SideStream(FIRST)))
     """Of `fetch` and `books`."""
@@ -93,9 +91,9 @@ launched first) |
         # scoring takes arithmetic, attending bandwidth
         scores = self._scan.run(call.q.device, score)
         state = attend(call.q, self.cache.gpu.memory[call.layer], work.blocks, call.scale, call.shape.softcap)
-        mean = sketch.means.of(call.layer, call.table, call.shape)
         self._scan.join()
-        return state, _Near(call.layer, scores, with_sink_piece(state.lse, call.shape.sink_logits), mean)
+        lse = with_sink_piece(state.lse, call.shape.sink_logits)
+        return state, _Near(call.layer, scores, lse, sketch.rest(call.layer))
 
     def _attend_hot_beside(self, call: AttentionCall, sketch: Sketch, work: NearWork) -> tuple[State, _Near]:
         """What pools weigh is estimated: they are attended beside what follows, which waits for little but PCIe."""
@@ -107,7 +105,6 @@ launched first) |
             return attend_near(call.q, memory, work.blocks, pool, table.seq, call.scale, call.shape.softcap)
 
         window, rest = self._scan.run(device, begin)
-        mean = self._means.run(device, lambda: sketch.means.of(call.layer, table, call.shape))
         score = sketch.scores(call.layer, call.q[:, 0], table, call.scale)
         if len(call.q) >= MIN_SEQS_POOL_FIRST:
             state = self._pools.run(device, rest)
@@ -116,8 +113,8 @@ launched first) |
             scores = score()
             state = self._pools.run(device, rest)
         self._scan.join()
-        self._means.join()
-        return state, _Near(call.layer, scores, with_sink_piece(window, call.shape.sink_logits), mean)
+        lse = with_sink_piece(window, call.shape.sink_logits)
+        return state, _Near(call.layer, scores, lse, sketch.rest(call.layer))
 
     def _attend_scored(self, call: AttentionCall, work: ScoredWork) -> State:
         near, self._near = self._near, None
@@ -126,7 +123,7 @@ launched first) |
         pool, memory = work.pool, self.cache.dram.memory.listed(call.layer)
         bound = bound_scores(near.scores, near.near, work.floors, pool, work.seq, whole=pool.packed is None)
         entries = ScoredEntries(
-            work.table, work.tokens, near.scores.scores, bound, near.mean, work.seq, work.sync_fetch, work.fetch
+            work.table, work.tokens, near.scores.scores, bound, near.rest, work.seq, work.sync_fetch, work.fetch
         )
         taken = attend_scored(call.q, memory, entries, pool, call.scale, call.shape.softcap, self._lanes)
         self._taken[call.layer] = taken.far, taken.later, taken.cold

@@ -1,4 +1,4 @@
-"""Sketches of keys in the GPU tier: a few bits a token, in terms of the model, and the mean of values."""
+"""Sketches of keys in the GPU tier: a few bits a token, in terms of the model, and sums over keys and values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,15 +22,14 @@ from coattn.kernels.cuda import renew_pool as renewing
 from coattn.kernels.cuda import score_sketch as scoring
 from coattn.kernels.cuda.nvrtc import Form, arch_of, available, compile_all
 from coattn.kernels.fill_pool import fill_pool, weights
-from coattn.kernels.flush import sum_values
 from coattn.kernels.pool_memory import PoolTensors
 from coattn.kernels.quantise.rows import HEAD_SIZES
 from coattn.kernels.quantise.sketch import LEFT, SPREADS, WORD, Scores, Sketched, Sketcher, Spread, fit, spread_of
+from coattn.kernels.rest import Rest, flush_rest, sum_rest, width
 from coattn.kernels.sketch import flush_sketch, lost, score_sketch
 from coattn.kernels.upload import upload
 from coattn.part import MOST, check_count
 from coattn.parts.index.base import BookedIndex, KeyMemory
-from coattn.parts.index.codes.means import Means
 from coattn.types import LayerShape, Step
 from coattn.units import ceil_div
 
@@ -56,7 +55,7 @@ class _Filling(NamedTuple):
 
 @dataclass
 class Sketch(BookedIndex):
-    """Of every full block in DRAM: a few bits of each key, and the sum of its values.
+    """Of every full block in DRAM: a few bits of each key; of all but the first, what stands in for what is left out.
 
     A key's bits hang on the key and on the tables, which are the model's: sequences share them. Tables come from a
     file, or are made from the first sequence that is decoded.
@@ -89,7 +88,8 @@ class Sketch(BookedIndex):
     """By block, as which generation its keys were coded by these tables; blocks from a file are of another."""
     seen_tokens: int = field(init=False, repr=False, default=0)
     """Tokens of the sequence from which they were made."""
-    means: Means = field(init=False, repr=False)
+    sums: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """By layer, of each slot: see `Rest`; the last slot is for padding rows."""
     pools: dict[int, PoolTensors] = field(init=False, repr=False, default_factory=dict)
     """By layer: tokens that were wanted lately, in GPU memory."""
     ending: dict[int, Tensor] = field(init=False, repr=False, default_factory=dict)
@@ -120,9 +120,10 @@ class Sketch(BookedIndex):
 
     def gpu_bytes(self, spec: CacheSpec, config: CacheConfig) -> int:
         slots, longest, plan = spec.seqs + 1, spec.tokens or FIRST_TOKENS, spec.plan
-        places, total = plan.pool_blocks * config.block, Means.bytes(spec.layers, spec.seqs)
+        places, total = plan.pool_blocks * config.block, 0
         for s in spec.layers.values():
             total += Sketcher.bytes(s.kv_heads, self.planes(s), s.head_dim, s.dtype)
+            total += 4 * slots * s.kv_heads * width(s.head_dim)
             total += PoolTensors.bytes(s.kv_heads, slots, longest, places, s.q_heads, s.head_dim, plan.pool_packed)
         return total
 
@@ -136,7 +137,7 @@ class Sketch(BookedIndex):
         spec = cache.spec
         for layer, s in spec.layers.items():
             self.tables[layer] = Sketcher.zeros(s.kv_heads, self.planes(s), s.head_dim, s.dtype, s.device)
-        self.means = Means(spec.layers, spec.seqs)
+            self.sums[layer] = torch.zeros(spec.seqs + 1, s.kv_heads, width(s.head_dim), device=s.device)
         cache.dram.table.set_before_swap(self._swap)
         self._make_pools(spec.tokens or FIRST_TOKENS)
         if cache.host is not None and available(spec.device):
@@ -170,7 +171,7 @@ class Sketch(BookedIndex):
         if table is None:
             return
         gpu, block, to = self.cache.gpu.memory[layer], table.write_block, table.column("flush_to")
-        sum_values(gpu, self.means.sums[layer], block, to, table.seq)
+        flush_rest(gpu, self.sums[layer], block, to, table.seq, self.tables[layer])
         flush_sketch(gpu, self.memory[layer], block, to, self.tables[layer])
 
     def fits(self, slot: int, blocks: int) -> bool:
@@ -191,8 +192,8 @@ class Sketch(BookedIndex):
         self._make_tables({layer: spread_of(keys[::stride], moments.get(layer)) for layer, keys in read}, tokens)
 
     def fill(self, layer: int, slot: int, first: int, kv: tuple[Tensor, Tensor], last: Tensor | None) -> None:
-        """Fills a layer's pool, codes keys if some were not coded by these tables, and counts the values of a sequence
-        that has no pool yet. To be called for one layer after the other.
+        """Fills a layer's pool, codes keys if some were not coded by these tables, and sums up keys and values if they
+        were not by these. To be called for one layer after the other.
 
         kv: `[tokens, kv_heads, d]` of all full blocks. first: the block up to which steps attend in DRAM; of those,
         keys that the sketch holds worst stay in the pool. What the last queries `[n, q_heads, d]` attend to most fills
@@ -208,10 +209,9 @@ class Sketch(BookedIndex):
         known, ids, stale = self._filling[slot]
         if stale:
             self._store(layer, ids[pool.device], kv[0])
-        if slot not in self.filled:
-            self.means.sums[layer][slot] = 0
-            self.means.add(layer, slot, kv[1])
         start, end = gpu.sinks * block, first * block
+        if self.filled.get(slot, (0, 0))[0] != self.made:  # the first tokens are like no others
+            self.sums[layer][slot] = sum_rest(kv[0][start:], kv[1][start:], tables)
         count = min(pool.places, max(0, end - start)) // block * block
         unlike = lost(kv[0][start:end], self.memory[layer], ids[pool.device][gpu.sinks : first], tables)
         k, v = (x[start:end].transpose(0, 1) for x in kv)
@@ -271,6 +271,10 @@ class Sketch(BookedIndex):
             found.add(("bound_scores.cu", (("THREADS", bounding.THREADS),)))
         return found
 
+    def rest(self, layer: int) -> Rest:
+        """Of all entries of sequences."""
+        return Rest(self.sums[layer], self.tables[layer])
+
     def scores(self, layer: int, q: Tensor, table: StepTable, scale: float) -> Callable[[], Scores]:
         """q `[rows, q_heads, d]` against all that a decode step may attend to in DRAM; to be called for them."""
         blocks, lens = table.column("host_blocks"), table.column("host_lens")
@@ -283,8 +287,7 @@ class Sketch(BookedIndex):
 
     def release(self) -> None:
         super().release()
-        self.means = Means({}, 0)
-        for held in (self.tables, self.coded, self.ending, self.filled, self.pools, self._filling):
+        for held in (self.tables, self.sums, self.coded, self.ending, self.filled, self.pools, self._filling):
             held.clear()
 
     def _end_prompt(self, layer: int, part: Filled, last: Tensor | None) -> None:

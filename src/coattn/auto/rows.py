@@ -17,7 +17,7 @@ METHODS = (
         executor="fetch",
         maintenance="fit",
         summary="Lossy. KV in DRAM. A few bits of every key stay on the GPU and pick the tokens that a query needs; "
-        "the GPU fetches those, the mean stands in for the others. You set the error, not a budget.",
+        "the GPU fetches those, one value stands in for the others. You set the error, not a budget.",
         params={"window_blocks": 4},
         # docs/log/auto.md says what they do
         internal=frozenset(

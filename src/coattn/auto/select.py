@@ -30,7 +30,7 @@ class NearWork(BlockWork):
 
 @dataclass(frozen=True)
 class ScoredWork:
-    """Entries in DRAM, or cold in a pool, whose estimated weight reaches a floor; the mean value for all others.
+    """Entries in DRAM, or cold in a pool, whose estimated weight reaches a floor; one value for all others.
 
     An entry that one query head of a group wants is attended by all of them. Tensors on the query's device.
 
@@ -57,7 +57,7 @@ class WeightFloor(Select):
     least a floor.
 
     An entry left out has a weight below the floor, so the squares of all weights left out add up to less than that,
-    and where the mean value stands in for them the output errs by about the root of that sum. For a given number of
+    and where one value stands in for them the output errs by about the root of that sum. For a given number of
     entries read in all heads together no other choice has a smaller sum. What would have to be fetched needs more
     weight, since it costs more. `quality` says how far the output may be from full attention's: 1 less its error, in
     units of what attention adds to the mean value. The audit holds the error there, by what steps wait for.
@@ -70,7 +70,7 @@ class WeightFloor(Select):
         "quality": "1 less the error of attention's output that is allowed, in units of what attention adds to the "
         "mean value; 1: exact",
         "now": "how many times the floor an entry must weigh at most to be fetched in its layer's own turn; others "
-        "come into the pool for the next steps, and the mean stands in for them",
+        "come into the pool for the next steps, and are left out in this one",
         "far": "how many times the floor an entry must weigh to be fetched at all, never more than `now`; one that "
         "lies in the pool need only reach the floor",
         "audit": "measure one KV head of one layer and sequence a step beside exact attention, and wait for more "

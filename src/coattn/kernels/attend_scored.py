@@ -1,4 +1,4 @@
-"""Attention over the entries in DRAM whose estimated scores reach a bound; the mean value stands in for the others."""
+"""Attention over the entries in DRAM whose estimated scores reach a bound; one value stands in for the others."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from coattn.kernels.attend_pool import attend_rows, pool_rows
 from coattn.kernels.pool_memory import COLD, FRESH, NONE, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, read_entries
+from coattn.kernels.rest import rest_value
 from coattn.kernels.scored_entries import Lanes, ScoredEntries, Taken
 from coattn.state import Split
 
@@ -51,7 +52,9 @@ def attend_scored(
         lying = torch.zeros_like(count)
     left = scores.masked_fill(~chosen.rest[:, :, None], -torch.inf).logsumexp(-1).view(rows, q_heads)
     _list(work, pool, chosen)
-    out, lse = zip(*states, (work.mean, left), strict=True)
+    others = torch.empty(q[:, 0].shape)
+    rest_value(q[:, 0], work.rest, work.bound, work.sync_fetch, work.seq, scale, softcap, others)
+    out, lse = zip(*states, (others, left), strict=True)
     counts = (count, chosen.later.sum(-1, dtype=torch.int32), lying)
     return Taken(Split(torch.stack(out, 1), torch.stack(lse, 1)), *(x[:, :, None] for x in counts))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from coattn.kernels.quantise.sketch import Scan
+from coattn.kernels.rest import Rest
 from coattn.kernels.streams import SideStream
 from coattn.state import Split
 
@@ -25,7 +26,7 @@ class ScoredEntries:
 
     table: `[rows, blocks]` int32 host block ids; tokens: `[rows]` int32, entries to choose from.
     scores: `[rows, kv_heads, group, n]` float32, or what they can be made of; bound: `[rows, q_heads]` float32.
-    mean: `[rows, q_heads, d]` float32: the value that stands in for all that are not attended, under their scores.
+    rest: what is known of all entries, for the value that stands in for those that are not attended.
     seq: `[rows]` int32: the slots of the step in the pool.
     sync_fetch: `[rows]` float32: how far above its bound a score must be for an entry to be fetched and attended in
     this step; fetch: for it to be fetched at all, never more. One that lies in the pool need only reach the bound.
@@ -35,7 +36,7 @@ class ScoredEntries:
     tokens: Tensor
     scores: Tensor | Scan
     bound: Tensor
-    mean: Tensor
+    rest: Rest
     seq: Tensor
     sync_fetch: Tensor
     fetch: float

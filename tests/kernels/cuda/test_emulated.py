@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ from coattn.kernels.cuda import bound_scores as bounds
 from coattn.kernels.cuda import score_digest as digests
 from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.pool_memory import COLD, FRESH, PoolTensors
-from coattn.kernels.quantise.sketch import Scores, Sketched, Sketcher, fit, spread_of
+from coattn.kernels.quantise.sketch import Scores, Sketched, fit, spread_of
+from coattn.kernels.rest import Rest, width
 from coattn.kernels.scored_entries import Chosen, ScoredEntries
 from coattn.kernels.sketch import _score, bound_scores, score_sketch
 from coattn.units import ceil_div
@@ -50,8 +52,7 @@ class World:
         common = 60 if cap is None else 2
         keys = torch.randn(600, KV_HEADS, d) * torch.logspace(0.5, -1, d) + common * torch.randn(KV_HEADS, d)
         made = fit(spread_of(keys[:300], None), planes)
-        of, start, half, bit, worth, base = made.tensors()
-        sketcher = Sketcher(of.to(dtype), start, half, bit, worth.to(dtype), base)
+        sketcher = replace(made, of=made.of.to(dtype), worth=made.worth.to(dtype))
         kept = torch.stack([made.encode(keys[i * 7 : i * 7 + block]) for i in range(blocks)]).transpose(1, 2)
         table = torch.randint(0, blocks, (rows, self.width), dtype=torch.int32)
         self.n = self.width * block
@@ -71,6 +72,7 @@ class World:
         )
         keys = Sketched(kept.contiguous(), table, self.tokens, sketcher, self.seq)
         self.args = (self.q, keys, d**-0.5, cap)
+        self.rest = Rest(torch.zeros(4, KV_HEADS, width(d)), sketcher)
         self.there = (torch.arange(self.n) < self.tokens[:, None])[:, None].expand(-1, KV_HEADS, -1)
 
     def both(self) -> tuple[Scores, Scores, PoolTensors]:
@@ -92,7 +94,7 @@ class World:
         count = torch.zeros(rows, heads, SPLITS, 3, dtype=torch.int32)
         tail = torch.full((rows, SPLITS, heads * self.group), -torch.inf)
         chunk = found.scores.chunk  # type: ignore[union-attr]
-        work = ScoredEntries(self.args[1].table, self.tokens, found.scores, bound, tail, self.seq, now, far)
+        work = ScoredEntries(self.args[1].table, self.tokens, found.scores, bound, self.rest, self.seq, now, far)
         cuda.choose_scored(work, pool, Chosen(ids, later, count, self.tokens, chunk), tail)
         marks = torch.zeros(3, rows, heads, self.n, dtype=torch.bool)
         for row in range(rows):

@@ -1,6 +1,7 @@
 """Scores of sketches on tensor cores against PyTorch."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from coattn.kernels.cuda import score_sketch as cuda
 from coattn.kernels.cuda.nvrtc import FOLDER
 from coattn.kernels.pool_memory import FRESH, PoolTensors
 from coattn.kernels.quantise.sketch import WORD, Scan, Sketched, Sketcher, fit, spread_of
+from coattn.kernels.rest import Rest, sum_rest
 from coattn.kernels.scored_entries import SPLITS, ScoredEntries, Taken
 from coattn.kernels.sketch import score_sketch
 from coattn.units import ceil_div
@@ -76,8 +78,7 @@ def test_scores_are_those_of_the_reference(
     # channels of very different spread, as keys have, and far from zero: scores have a thousand in common
     keys = torch.randn(600, KV_HEADS, d) * torch.logspace(0.5, -1, d) + 60 * torch.randn(KV_HEADS, d)
     made = fit(spread_of(keys[:300], None), planes)
-    of, start, half, bit, worth, base = made.tensors()
-    sketcher = Sketcher(of.to(dtype), start, half, bit, worth.to(dtype), base)
+    sketcher = replace(made, of=made.of.to(dtype), worth=made.worth.to(dtype))
     of_block = torch.stack([keys[i : i + block] for i in range(blocks)])
     kept = torch.stack([made.encode(x) for x in of_block]).transpose(1, 2).contiguous()
     table = torch.randint(0, blocks, (rows, width), dtype=torch.int32)
@@ -124,7 +125,8 @@ def test_scores_are_those_of_the_reference(
     # keys are those that were sketched, so that a token near the bound weighs about the same on either side of it
     values = torch.randn(blocks, KV_HEADS, block, d)
     memory = torch.stack((of_block.transpose(1, 2), values), 2).to(dtype).contiguous()
-    mean = torch.randn(rows, KV_HEADS * group, d)
+    sums = sum_rest(*memory.permute(2, 0, 3, 1, 4).flatten(1, 2), sketcher).repeat(4, 1, 1)
+    rest, rest_there = Rest(sums, sketcher), Rest(sums.cuda(), there.sketcher)
 
     def check_counts(taken: Taken, bound: torch.Tensor, now: float) -> None:
         margin = (want - bound.view(rows, KV_HEADS, group, 1)).amax(2).masked_fill(~real | held, -99.0)
@@ -135,11 +137,11 @@ def test_scores_are_those_of_the_reference(
             assert (own <= most.clamp_max(FRESH * count.shape[2] * rows)).all(), low
 
     for now in (0.0, 1.0):
-        args, wait = (table, tokens, want, bound, mean, seq), torch.full((rows,), now, device="cuda")
+        args, wait = (table, tokens, want, bound, rest, seq), torch.full((rows,), now, device="cuda")
         first = attend_scored(
             q[:, None], memory, ScoredEntries(*args, torch.full((rows,), now), 0.0), copied(pool), scale, cap
         )
-        work = ScoredEntries(here[2], here[3], got, bound.cuda(), mean.cuda(), seq.cuda(), wait, 0.0)
+        work = ScoredEntries(here[2], here[3], got, bound.cuda(), rest_there, seq.cuda(), wait, 0.0)
         second = attend_scored(here[0][:, None], memory.cuda(), work, copied(there_too, "cuda"), scale, cap)
         check_counts(second, bound, now)
         assert int((first.far + first.later).sum()) > 30
@@ -158,5 +160,5 @@ def test_scores_are_those_of_the_reference(
     assert there_too.age.cpu().equal(pool.age)
     for lower in (-1.0, 0.0, 1.0, 3.0):
         pools, own = copied(there_too, "cuda"), bound - lower
-        work = ScoredEntries(here[2], here[3], again, own.cuda(), mean.cuda(), seq.cuda(), wait, 0.0)
+        work = ScoredEntries(here[2], here[3], again, own.cuda(), rest_there, seq.cuda(), wait, 0.0)
         check_counts(attend_scored(here[0][:, None], memory.cuda(), work, pools, scale, cap), own, 1.0)

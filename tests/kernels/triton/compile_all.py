@@ -10,6 +10,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from coattn.kernels.pool_memory import COLD, FRESH, LONG_AGO, NEVER, NONE
+from coattn.kernels.quantise.sketch import AXES
+from coattn.kernels.rest import width
 from coattn.kernels.triton import (
     append,
     attend,
@@ -35,6 +37,7 @@ from coattn.kernels.triton import (
     read_keys,
     recall,
     renew,
+    rest,
     sketch,
     token_pool,
     tokens,
@@ -49,6 +52,7 @@ KINDS = {
 }
 POINTERS = {name: kind for kind, names in KINDS.items() for name in names.split()}
 FLOATS = {"length_eps", "next_eps", "scale", "softcap", "eps", "keep", "gain", "slack", "noise", "wrong", "nothing"}
+FLOATS |= {"least", "furthest", "highest"}
 
 PACKED = [
     dict(zip(("FORM", "GROUP", "SPAN", "ROWS", "ZEROS", "KIND", "OFFSET"), row, strict=True))
@@ -235,6 +239,15 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (flush._sum_values, {"ROWS": 32, "D": 128, "D_PAD": 128}),
     (flush._flush_rows, {"KIND": 0, "LEVELS": 0, "PARTS": 1, "ROWS": 32, "D": 80, "D_PAD": 128}),
     (read_kernel._read, {"SIZE": 4096, "GATHER": True}),
+    *(
+        (kernel, {"WIDTH": width(d), "AXES": AXES, "D": d, "D_PAD": d, "PRECISION": "tf32", **constants})
+        for d in (64, 128, 256)
+        for kernel, constants in (
+            (rest._sum, {"ROWS": rest.ROWS}),
+            (rest._flush, {"ROWS": rest.ROWS, "BLOCK": 32}),
+            (rest._lean, {"GROUP": 5, "GROUP_PAD": 16, "CAP": d == 128}),
+        )
+    ),
     (attend_scored._choose, {"GROUP": 5, "GROUP_PAD": 16, "LOOK": attend_scored.LOOK, "FRESH": FRESH, "COLD": COLD}),
     (attend_scored._list, {"FRESH": FRESH, "SOME": attend_scored.SOME, "SPLITS_PAD": 8, "LOOK": 256}),
     *((token_pool._renew, {"PLACES_PAD": places, "FRESH": FRESH}) for places in (1024, 16384)),
@@ -289,6 +302,8 @@ TYPES: dict[Any, dict[str, str]] = {
     sketch._score: {"worth_ptr": "*fp16", "rest_ptr": "*fp32", "place_ptr": "*i16", "inside_ptr": "*fp32"},
     sketch._flush: dict.fromkeys(("start_ptr", "half_ptr"), "*fp32") | {"of_ptr": "*bf16"},
     sketch._lost: {"keys_ptr": "*bf16", "worth_ptr": "*bf16", "base_ptr": "*fp32"},
+    **{kernel: {"start_ptr": "*fp32", "axes_ptr": "*i32"} for kernel in (rest._sum, rest._flush)},
+    rest._lean: {"worth_ptr": "*bf16", "bound_ptr": "*fp32", "wait_ptr": "*fp32", "axes_ptr": "*i32"},
     fill_pool._learn: {},
     fill_pool._whole: {"whole_ptr": "*fp32"},
     fill_pool._weigh: {},
@@ -341,6 +356,7 @@ TILES: dict[Any, Any] = {
     **dict.fromkeys((experts._gates_few, experts._down_few), lambda *_: {"warps": 4, "stages": 4}),
     experts._gates_one: lambda *_: {"warps": 4, "stages": 2},
     experts._down_one: lambda *_: {"warps": 4, "stages": 1},
+    rest._sum: lambda c, _: {"warps": 8 if c["D"] > 128 else 4},
     experts._route: lambda *_: {"warps": 1},
     packed_experts._packed_experts: lambda *_: dict(
         zip(("warps", "stages"), packed_linear.tile_of(64)[1:], strict=True)

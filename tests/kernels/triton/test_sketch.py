@@ -13,6 +13,7 @@ from coattn.kernels.fill_pool import fill_pool, weights
 from coattn.kernels.pool_memory import COLD, PoolTensors
 from coattn.kernels.quantise.blocks import PackedBlocks, pack_blocks, scales_of, unpack_blocks
 from coattn.kernels.quantise.sketch import WORD, Sketched, Sketcher, fit, spread_of
+from coattn.kernels.rest import Rest, sum_rest
 from coattn.kernels.scored_entries import Chosen, ScoredEntries
 from coattn.kernels.token_pool import bring, renew_pool
 from coattn.state import Split
@@ -34,6 +35,12 @@ def sketcher_of(planes: int) -> Sketcher:
 
 def on(device: torch.device, sketcher: Sketcher) -> Sketcher:
     return Sketcher(*(x.to(device) for x in sketcher.tensors()))
+
+
+def sums_of(memory: torch.Tensor, sketcher: Sketcher) -> torch.Tensor:
+    """Of all there is, for each of four slots."""
+    k, v = memory.permute(2, 0, 3, 1, 4).flatten(1, 2)
+    return sum_rest(k, v, sketcher).repeat(4, 1, 1)
 
 
 def filled_pool(
@@ -157,8 +164,8 @@ def test_scores_and_what_is_attended(
     tokens = torch.tensor([width * BLOCK, 0, 130], dtype=torch.int32)
     seq = torch.tensor([2, 3, 0], dtype=torch.int32)
     q = torch.randn(rows, KV_HEADS * group, D)
-    mean = torch.randn(rows, KV_HEADS * group, D)
     memory, here, away = kept(torch.randn(blocks, KV_HEADS, 2, BLOCK, D), packed)
+    rest = Rest(sums_of(memory, made), made)
     pool = filled_pool(memory, table, seq, 4, width * BLOCK, KV_HEADS * group, small)
     want, want_lse, want_inside, *_ = plain.score_sketch(q, Sketched(words, table, tokens, made, seq), 0.2, cap, pool)()
     there = Sketched(*(x.to(DEVICE) for x in (words, table, tokens)), on(DEVICE, made), seq.to(DEVICE))
@@ -175,10 +182,11 @@ def test_scores_and_what_is_attended(
     bound, wrote = want_lse - 3.8, [not small]
     wanted = ((0.0, 0.0, 0.0), (0.0, 0.5, 0.2), (-100.0, 0.0, 0.0)), ((0.0, 0.7, 0.0), (100.0, 0.0, 0.0))
     for shift, now, far in wanted[cap is not None]:
-        args = (table, tokens, want, bound + shift, mean, seq, torch.tensor([now, now, now / 2]))
+        args = (table, tokens, want, bound + shift, rest, seq, torch.tensor([now, now, now / 2]))
         one, two = (copied(pool, torch.device("cpu")), copied(pool, DEVICE))
         first = plain_attend.attend_scored(q[:, None], here, ScoredEntries(*args, far), one, 0.2, cap)
-        work = ScoredEntries(*(x.to(DEVICE) for x in args), far)
+        there_too = Rest(rest.sums.to(DEVICE), on(DEVICE, made))
+        work = ScoredEntries(*(there_too if x is rest else x.to(DEVICE) for x in args), far)
         second = attending.attend_scored(q[:, None].to(DEVICE), away, work, two, 0.2, cap)
         for kind in ("far", "later", "cold"):
             assert getattr(second, kind).sum(2).cpu().equal(getattr(first, kind).sum(2)), kind

@@ -32,6 +32,8 @@ WORD = 32
 """Planes in a stored number."""
 PAIR = 2
 """Bits that a channel gets at a time, which lie side by side."""
+AXES = 32
+"""Channels in which scores differ most, as turned keys have them: see `kernels/rest.py`."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Sketcher:
     channel; half: `[kv_heads, planes]` float32, half the steps of the channel; bit: int32, which bit of the count.
     worth: `[kv_heads, planes, d]`: a plane that is set adds `worth . q` to a score; base: `[kv_heads, d]` float32: with
     no plane set it is `base . q`.
+    axes: `[kv_heads, AXES]` int32: the lowest plane of each of the channels of most spread; -1: there are fewer.
     """
 
     of: Tensor
@@ -106,20 +109,22 @@ class Sketcher:
     bit: Tensor
     worth: Tensor
     base: Tensor
+    axes: Tensor
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.of, self.start, self.half, self.bit, self.worth, self.base
+        return self.of, self.start, self.half, self.bit, self.worth, self.base, self.axes
 
     @staticmethod
     def zeros(kv_heads: int, planes: int, d: int, dtype: torch.dtype, device: torch.device) -> Sketcher:
         """Under which every score is 0."""
         wide = torch.zeros(kv_heads, planes, d, dtype=dtype, device=device)
         flat = torch.zeros(kv_heads, planes, device=device)
-        return Sketcher(wide, flat, flat.clone(), flat.int(), wide.clone(), torch.zeros(kv_heads, d, device=device))
+        base, axes = torch.zeros(kv_heads, d, device=device), torch.full((kv_heads, AXES), -1, device=device)
+        return Sketcher(wide, flat, flat.clone(), flat.int(), wide.clone(), base, axes.int())
 
     @staticmethod
     def bytes(kv_heads: int, planes: int, d: int, dtype: torch.dtype) -> int:
-        return kv_heads * (2 * planes * d * dtype.itemsize + 3 * 4 * planes + 4 * d)
+        return kv_heads * (2 * planes * d * dtype.itemsize + 3 * 4 * planes + 4 * d + 4 * AXES)
 
     def __getitem__(self, at: Any) -> Sketcher:
         return Sketcher(*(x[at] for x in self.tensors()))
@@ -215,7 +220,11 @@ def fit(spread: Spread, planes: int) -> Sketcher:
     lowest = torch.where(bits > 0, known * (0.5 - (1 << bits) / 2), 0.0)
     base = mean + torch.einsum("hdc,hc->hd", back, lowest)
     start = torch.einsum("hpd,hd->hp", of, mean)
-    return Sketcher(of.float(), start.float(), half.float(), bit.int(), worth.float(), base.float())
+    lowest_of = torch.full_like(bits, -1)
+    lowest_of.scatter_reduce_(1, channel, torch.where(bit == 0, torch.arange(planes), -1), "amax")
+    axes = lowest_of.flip(1)[:, :AXES]
+    axes = torch.nn.functional.pad(axes, (0, AXES - axes.shape[1]), value=-1)
+    return Sketcher(of.float(), start.float(), half.float(), bit.int(), worth.float(), base.float(), axes.int())
 
 
 def _steps(bits: Tensor) -> Tensor:

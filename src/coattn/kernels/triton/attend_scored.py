@@ -15,6 +15,7 @@ from coattn.kernels.quantise.sketch import Scan
 from coattn.kernels.scored_entries import MANY, Chosen, Lanes, ScoredEntries, Taken, splits_of
 from coattn.kernels.streams import SideStream
 from coattn.kernels.triton.packed import Entries, read_entries
+from coattn.kernels.triton.rest import rest_value
 from coattn.kernels.triton.softcap import capped
 from coattn.kernels.triton.token_pool import Home, place_for, put_rows
 from coattn.state import Split
@@ -145,7 +146,7 @@ def _list(
 
 @triton.jit
 def _fetch(
-    q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, mean_ptr, out_ptr, lse_ptr,
+    q_ptr, memory_ptr, scale_ptr, table_ptr, tokens_ptr, ids_ptr, count_ptr, tail_ptr, out_ptr, lse_ptr,
     gpu_ptr, codes_ptr, scales_ptr, middle_ptr, spread_ptr, places, packed_places, first_block, gpu_block, gpu_head,
     seq_ptr, free_ptr, age_ptr, since_ptr, scale, softcap, kv_heads, n, splits, parts, pieces, q_seq, q_head,
     block_stride, head_stride, scale_block, scale_head, table_seq, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
@@ -207,7 +208,7 @@ def _fetch(
     acc = acc / tl.where(some, total, 1.0)[:, None]
     tl.store(out_ptr + to[:, None] * D + d[None, :], acc, mask=real[:, None] & inside[None, :])
     if part == 0:
-        # the mean value stands in for all that was left out
+        # what all weigh that were left out
         at = tail_ptr + (row * splits + s[:, None]) * heads + head * GROUP + g[None, :]
         tail = tl.load(at, mask=(s < splits)[:, None] & real[None, :], other=float("-inf"))
         high = tl.max(tail, 0)
@@ -215,9 +216,6 @@ def _fetch(
         rest = high + tl.log(tl.sum(tl.exp(tail - shift[None, :]), 0))
         to = (row * (pieces + 1) + pieces) * heads + head * GROUP + g
         tl.store(lse_ptr + to, tl.where(high == float("-inf"), high, rest), mask=real)
-        wide = real[:, None] & inside[None, :]
-        mean = tl.load(mean_ptr + (row * heads + head * GROUP + g[:, None]) * D + d[None, :], mask=wide, other=0.0)
-        tl.store(out_ptr + to[:, None] * D + d[None, :], mean, mask=wide)
 
 
 def _chosen(work: ScoredEntries, pool: PoolTensors) -> tuple[Chosen, Tensor]:
@@ -275,8 +273,8 @@ def attend_scored(
 
     def fetch() -> None:
         _fetch[(rows, kv_heads, parts)](
-            q, away.memory, away.scales, work.table, work.tokens, chosen.ids, chosen.count, tail, work.mean, out,
-            lse, *home.tensors, *home.sizes, work.seq, pool.free_places, pool.age, home.since, scale, softcap or 1.0,
+            q, away.memory, away.scales, work.table, work.tokens, chosen.ids, chosen.count, tail, out, lse,
+            *home.tensors, *home.sizes, work.seq, pool.free_places, pool.age, home.since, scale, softcap or 1.0,
             kv_heads,
             n, splits, parts, pieces, q.stride(0), q.stride(2), *away.strides, work.table.stride(0), GROUP=group,
             GROUP_PAD=max(16, triton.next_power_of_2(group)), LOOK=chosen.look, ROWS=ROWS,
@@ -285,10 +283,14 @@ def attend_scored(
             maxnreg=REGISTERS[away.sizes["PACKED"] or d > 128],
         )  # fmt: skip
 
+    def others() -> None:
+        rest_value(q[:, 0], work.rest, work.bound, work.sync_fetch, work.seq, scale, softcap, out[:, pieces])
+        _listed(work, pool, chosen)
+
     # what crosses PCIe takes longest, so it comes first
     far, books = lanes or (SideStream(), SideStream())
     far.run(q.device, fetch)
-    books.run(q.device, lambda: _listed(work, pool, chosen))
+    books.run(q.device, others)
     if pool.packed is not None:
         pools.look_up(q, pool, work.seq, chosen, Split(out, lse), slice(parts, pieces), scale, softcap)
     far.join()

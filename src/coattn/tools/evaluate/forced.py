@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,17 +24,20 @@ class Forced(NamedTuple):
 
     losses: `[tokens - 1]` float64, negative log-likelihood of each token but the first; those of the prefill are left
     out (and the first loss is that of the second decoded token) when they were not asked for.
-    logits: `[decoded, vocabulary]` float32, the prediction after each decode step.
+    logits: `[decoded, vocabulary]` float32, the prediction after each decode step. step_ms: of a decode step of all
+    windows, the median, with its logits on the host.
     """
 
     prefilled: int
     losses: Tensor
     logits: Tensor
     report: dict[str, Any]
+    step_ms: float = 0.0
 
     def windows(self) -> list[Forced]:
         """One by one, after a run over several."""
-        return [Forced(self.prefilled, *pair, self.report) for pair in zip(self.losses, self.logits, strict=True)]
+        pairs = zip(self.losses, self.logits, strict=True)
+        return [Forced(self.prefilled, *pair, self.report, self.step_ms) for pair in pairs]
 
 
 @torch.inference_mode()
@@ -56,7 +60,7 @@ def force(
     """
     windows = ids.view(-1, ids.shape[-1]).to(model.get_input_embeddings().weight.device)
     count, length = windows.shape
-    losses, kept = [torch.empty(count, 0, dtype=torch.float64)], list[Tensor]()
+    losses, kept, took = [torch.empty(count, 0, dtype=torch.float64)], list[Tensor](), list[float]()
     with Steps(model, windows, method, gpu_kv, host_kv, params, probes) as steps:
         hidden = steps.prefill(prefill)
         if score_prefill:
@@ -64,14 +68,17 @@ def force(
         if progress:
             progress(prefill, length)
         for i in range(prefill, length):
+            since = time.perf_counter()
             logits = steps.decode(i)
             kept.append(logits.cpu())
+            took.append(time.perf_counter() - since)
             if i + 1 < length:
                 losses.append(_losses(logits, windows[:, i + 1])[:, None])
             if progress:
                 progress(i + 1, length)
         scored, shown = torch.cat(losses, 1), torch.stack(kept, 1) if kept else torch.empty(count, 0, 0)
-        forced = Forced(prefill, scored, shown, steps.report())
+        middle = 1e3 * sorted(took)[len(took) // 2] if took else 0.0
+        forced = Forced(prefill, scored, shown, steps.report(), middle)
     return forced if ids.ndim == 2 else forced.windows()[0]
 
 

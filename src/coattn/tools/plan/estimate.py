@@ -26,7 +26,7 @@ WINDOW_TOKENS = {"offload": BLOCK, "cpu": BLOCK, "hgca": 1024 + BLOCK, "hcattent
 SCOUT_BUDGET = 2048
 POOL_TOKENS, POOL_SHARE, POOL_MARGIN = 16384, 0.5, 0.9
 """Of `auto`: most tokens of a pool; its share of a sequence where there is room; its share of what room is left."""
-FRESH = 1024
+FRESH, AXES = 1024, 32
 CENTROIDS = 8192
 
 DRAM_SHARE = {"offload": 1.0, "cpu": 1.0, "hgca": 0.1, "scout": 0.2, "hcattention": 0.124, "auto": 0.0075}
@@ -251,11 +251,13 @@ def _auto(model: ModelShape, batch: int, stored: int, room: float) -> tuple[int,
     heads, d = model.kv_heads, model.head_dim
     planes, slots = 2 * d, batch + 1
     sketches = batch * stored * heads * planes // 8
-    tables = heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d)
+    tables = heads * (2 * planes * d * model.item_bytes + 12 * planes + 4 * d + 4 * AXES)
+    sums = 4 * slots * heads * (AXES * (d + 2) + 2 * d + 1)
     books = slots * heads * (4 * stored + 8 * FRESH + 16) + 264 * slots * model.q_heads
     rows = slots * heads * (8 * d + 8)
     window = batch * WINDOW_TOKENS["auto"] * model.token_bytes
-    fixed, place = sketches + tables + books + rows + window, batch * heads * (2 * d + 6) + 8 * slots * heads
+    fixed = sketches + tables + sums + books + rows + window
+    place = batch * heads * (2 * d + 6) + 8 * slots * heads
     places = pool_tokens(stored)
     if fixed + places * place > room:
         places = min(places, max(BLOCK, int(POOL_MARGIN * (room - fixed) / place)))
