@@ -27,7 +27,7 @@ from pathlib import Path
 from run_tests import NOTHING, read_closing
 
 ROOT = Path(__file__).resolve().parents[1]
-SLICE_TESTS = 12
+SLICE_TESTS = 4
 """Most tests of one file that a process gets at a time."""
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
