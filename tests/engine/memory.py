@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from coattn.cache.ledger import Ledger
 from coattn.types import Tier
 
 GPU, HOST = 8, 4
@@ -13,6 +14,8 @@ class Blocks:
 
     def __init__(self, gpu: int | None, host: int | None) -> None:
         self.limits: dict[Tier, int | None] = {"gpu": gpu, "host": host}
+        self.ledger = Ledger(gpu, host)
+        """Whose limits errors name."""
         self.held: dict[int, int] = {}
 
     def bytes_for(self, tokens: int) -> Mapping[Tier, int]:
