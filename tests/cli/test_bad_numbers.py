@@ -94,7 +94,7 @@ def test_a_chat_template_that_fails(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_the_system_refuses_is_one_sentence(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coattn.tools.plan.estimate.estimate", Mock(side_effect=error))
+    monkeypatch.setattr("coattn.tools.plan.estimate.held", Mock(side_effect=error))  # which no other module imports
     assert_refused(coattn("plan", "smollm2"), said)
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 class Fused(Runner):
     """Joins the projections' weights, as the runner of captured steps does, also without a GPU."""
 
-    def __init__(self, session: Any, runtime: Any, slots: int, _sizes: Any) -> None:
+    def __init__(self, session: Any, runtime: Any, slots: int, *_: Any) -> None:
         super().__init__(session, runtime, slots)
         self.fusion = Fusion(session)
 

@@ -196,8 +196,9 @@ def test_plans_know_its_dimensions_and_bytes(tied: bool, tmp_path: Path) -> None
     write(tmp_path / "m.gguf", "Q4_K", "qwen3", tied)
     model = load(tmp_path / "m.gguf", device="cpu", dtype="bfloat16").model
     own, want = (read_shape("m", each) for each in (find_config(str(tmp_path / "m.gguf"))[1], model.config.to_dict()))
-    changing = {"config": {}, "weight_bytes": 0, "active_weight_bytes": 0}
+    changing = {"config": {}, "weight_bytes": 0, "active_weight_bytes": 0, "packed": True}
     assert own._replace(**changing) == want._replace(**changing)
+    assert own.packed
     assert abs(own.weight_bytes / bytes_of(model) - 1) < 0.03
     assert abs(own.active_weight_bytes / weight_bytes(model) - 1) < 0.03
     said = coattn("doctor", "--model", str(tmp_path / "m.gguf"), "--json").stdout

@@ -82,8 +82,9 @@ def test_a_method_stands_between_random_and_the_oracle() -> None:
 
 def test_windows_in_one_batch_are_the_same_as_one_by_one() -> None:
     one, many = (compare("streaming", batch=batch, sinks=2, recent=14) for batch in (1, 3))
-    layers = [found.pop("layers") for found in (one, many)]
+    layers, intervals = ([found.pop(name) for found in (one, many)] for name in ("layers", "kl_95"))
     assert one == pytest.approx(many, abs=1e-5)
+    assert intervals[0] == pytest.approx(intervals[1], abs=1e-5)
     assert layers[0]["mass"] == pytest.approx(layers[1]["mass"], abs=1e-5)
 
 
