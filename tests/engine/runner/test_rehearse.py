@@ -70,9 +70,10 @@ def test_what_would_learn_from_it_is_left_alone() -> None:
         assert not group.index.learns()
 
 
-def test_without_memory_for_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [BudgetError("full", "wait"), torch.OutOfMemoryError("full")], ids=["cache", "GPU"])
+def test_without_memory_for_it_there_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with llm("full") as engine:
-        monkeypatch.setattr(engine.runner, "decode", lambda *_: (_ for _ in ()).throw(BudgetError("full", "wait")))
+        monkeypatch.setattr(engine.runner, "decode", lambda *_: (_ for _ in ()).throw(error))
         rehearse(engine.runner, engine.max_length, 2048)
         in_order(engine)
 

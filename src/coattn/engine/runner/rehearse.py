@@ -22,8 +22,8 @@ def rehearse(runner: Runner, longest: int, chunk: int) -> None:
     """Reads a text in two turns, decodes a token after each, and leaves nothing behind but memory that PyTorch keeps.
 
     longest: tokens that a sequence may have; chunk: of a prompt that are read at once, as the second turn is. Slot 0
-    must be free. A method that would learn from this text what it uses
-    for all sequences is left as it is. So is one that has no memory for it.
+    must be free. A method that would learn from this text what it uses for all sequences is left as it is. So is one
+    that has no memory for it, in the cache or on the GPU: shorter prompts may be answered all the same.
     """
     runtime, stored = runner.runtime, 0
     if any(group.index.learns() for group in runtime.groups):
@@ -41,7 +41,7 @@ def rehearse(runner: Runner, longest: int, chunk: int) -> None:
                 stored += 1
         assert logits is not None
         logits.softmax(-1).sort(-1)  # for requests that draw
-    except BudgetError as error:
+    except (BudgetError, torch.OutOfMemoryError) as error:
         log.info("prompts are not rehearsed: %s", error)
     finally:
         runtime.truncate(0, stored, 0)
